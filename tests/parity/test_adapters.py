@@ -22,7 +22,7 @@ from tformer_jax import config
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import export_hf, import_hf, vocabulary
 from tformer_jax.interop import hf
-from tformer_jax.interop.files import read_arrays
+from tformer_jax.interop.files import read_adapter, read_arrays
 from tformer_jax.models import registry
 from tformer_jax.runs import experiment, initial_state, training, weights
 from tformer_jax.train import lora
@@ -70,6 +70,25 @@ def test_logits_are_those_of_peft(kind, imported, tmp_path):
     assert origin["adapter"] == str(tmp_path / "adapter") and "adapter/adapter_model.safetensors" in origin["sha256"]
 
 
+@pytest.mark.parametrize("beside", ["its base", "a backup", "a head for values", "a backup, in a file of PyTorch"])
+def test_an_adapter_is_read_from_its_own_file(beside, imported, tmp_path):
+    """Regression test: without a word, the base was read instead of an adapter beside it; backups were read as well."""
+    folder, _, model = imported("llama")
+    save_adapter(type(model).from_pretrained(folder), tmp_path, target_modules=["q_proj"])
+    arrays = {name: np.asarray(array) for name, array in read_adapter(tmp_path).items()}
+    others = {"its base": dict(read_arrays(folder)), "a head for values": {"v_head.weight": np.ones((1, 8), "f4")}}
+    written = others.get(beside, {name: 0 * array for name, array in arrays.items()})
+    name = "model.safetensors" if beside == "its base" else "adapter_model_old.safetensors"
+    safetensors.numpy.save_file(written, tmp_path / name)
+    if "PyTorch" in beside:
+        (tmp_path / "adapter_model.safetensors").unlink()
+        torch.save({name: torch.tensor(array) for name, array in arrays.items()}, tmp_path / "adapter_model.bin")
+    cfg, params = hf.load(folder, adapter=tmp_path)
+    theirs = peft.PeftModel.from_pretrained(type(model).from_pretrained(folder), tmp_path).eval()
+    expected = theirs(torch.tensor(TOKENS)).logits.detach().numpy()
+    assert_close(registry.build(cfg).apply({"params": params}, jnp.asarray(TOKENS)), expected, 1e-4)
+
+
 def test_the_orientation_of_matrices_is_that_of_the_base(imported, tmp_path):
     """Regression test: PEFT, too, ignores `fan_in_fan_out`, which decided about square matrices here."""
     folder, _, model = imported("gpt2")
@@ -88,7 +107,7 @@ def test_patterns_are_those_of_the_model_that_was_adapted(imported, tmp_path):
     model = transformers.AutoModel.from_pretrained(folder)
     options = {"target_modules": ["query"], "alpha_pattern": {"^encoder.layer.0.attention.self.query": 20}}
     save_adapter(model, tmp_path, **options)
-    factors = {name: np.float64(each) for name, each in read_arrays(tmp_path).items() if "layer.0." in name}
+    factors = {name: np.float64(each) for name, each in read_adapter(tmp_path).items() if "layer.0." in name}
     a, b = (next(each for name, each in factors.items() if f"lora_{side}" in name) for side in "AB")
     plain, changed = (hf.load(folder, adapter=adapter)[1] for adapter in (None, tmp_path))
     before, after = (tree["encoder"]["layers_0"]["self_attention"]["query"]["kernel"] for tree in (plain, changed))
@@ -133,7 +152,7 @@ def test_an_adapter_of_another_model_or_of_a_tied_embedding_is_refused(imported,
 
 
 DAMAGED = {
-    "no arrays": ({}, {}, "has no arrays of an adapter"),
+    "no factors": ({}, {}, "has no factors of LoRA"),
     "ranks": ({}, {"A": (2, 16), "B": (16, 3)}, r"have the shapes \(2, 16\) and \(16, 3\), which do not fit"),
     "alpha": (
         {"lora_alpha": "8"},

@@ -19,7 +19,7 @@ from tformer_jax.base.json_files import read_json
 from tformer_jax.config import ModelConfig
 from tformer_jax.interop.architecture import Architecture, Settings
 from tformer_jax.interop.array_names import with_prefix
-from tformer_jax.interop.files import ADAPTER, ADAPTER_ARRAYS, StoredArrays, read_arrays
+from tformer_jax.interop.files import ADAPTER, ADAPTER_ARRAYS, StoredArrays, read_adapter
 from tformer_jax.interop.mapping import their_rule
 from tformer_jax.models import conversions
 from tformer_jax.nn.module import named_leaves
@@ -52,9 +52,7 @@ def merge(base: StoredArrays, folder: Path, tied: Collection[str], architecture:
         UserError: the folder is not an adapter of this checkpoint, or is of another kind.
     """
     config = _read_config(folder)
-    arrays = read_arrays(folder)
-    names = {name: name.removeprefix(STEM).replace(".base_layer.", ".") for name in arrays}
-    arrays, added = arrays.renamed(names), ""
+    arrays, added = _read_arrays(folder), ""
     prefixed = with_prefix(arrays, architecture)
     if prefixed is not arrays and any(f"{module}.weight" in base for module in _adapted_modules(prefixed)):
         arrays, added = prefixed, architecture.prefix
@@ -74,10 +72,10 @@ def merge(base: StoredArrays, folder: Path, tied: Collection[str], architecture:
     }
     own = [name for name in arrays if name not in factors and name not in merged]
     whole = {name: functools.partial(arrays.__getitem__, name) for name in own}
-    if not arrays:
-        raise UserError(f"{folder} has no arrays of an adapter")
     if tables := sorted(name for name in arrays if ".lora_embedding_" in name):
         raise UserError(f"{folder} adapts the embedding {tables[0].partition('.lora_')[0]}: not supported")
+    if not modules:
+        raise UserError(f"{folder} has no factors of LoRA, such as q_proj.lora_A.weight: name the folder of an adapter")
     present = {name for name in whole if not _is_of_classifier(name, architecture)}
     for place, needed, held in (("adapter", factors, arrays), ("checkpoint", {*merged, *present}, base)):
         if absent := sorted(set(needed) - held.keys()):
@@ -86,6 +84,12 @@ def merge(base: StoredArrays, folder: Path, tied: Collection[str], architecture:
         raise UserError(f"{folder} changes {changed[0]}, which the model also uses as its output head: not supported")
     readers = {name: functools.partial(base.__getitem__, name) for name in base}
     return StoredArrays(readers | merged | whole)
+
+
+def _read_arrays(folder: Path) -> StoredArrays:
+    """Returns the arrays of an adapter, with the names that they have in the model that was adapted."""
+    arrays = read_adapter(folder)
+    return arrays.renamed({name: name.removeprefix(STEM).replace(".base_layer.", ".") for name in arrays})
 
 
 def _adapted_modules(names: Iterable[str]) -> list[str]:

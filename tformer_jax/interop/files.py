@@ -18,6 +18,7 @@ ADAPTER = "adapter_config.json"
 INDEX = "model.safetensors.index.json"
 ADAPTER_ARRAYS = "adapter_model.safetensors"
 """Name of the file of an adapter, which may be beside the arrays of its base."""
+ADAPTER_STATE = "adapter_model.bin"
 STATE = "pytorch_model.bin"
 STATE_INDEX = "pytorch_model.bin.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle")
@@ -142,10 +143,22 @@ def read_arrays(folder: Path) -> StoredArrays:
         return StoredArrays(_open_state(folder / STATE))
     if (folder / STATE_INDEX).is_file():
         return _read_shards(folder, STATE_INDEX, _open_state)
-    others = sorted(folder.glob("*.safetensors"))
-    if files := [path for path in others if path.name != ADAPTER_ARRAYS or len(others) == 1]:
+    if files := sorted(path for path in folder.glob("*.safetensors") if path.name != ADAPTER_ARRAYS):
         return StoredArrays(_open_all(files, _open))
-    raise UserError(f"{folder} has no .safetensors file; {_hint_without_safetensors(folder)}")
+    raise UserError(f"{folder} has no .safetensors file of a model; {_hint_without_safetensors(folder)}")
+
+
+def read_adapter(folder: Path) -> StoredArrays:
+    """Opens the arrays of an adapter, which are `adapter_model.safetensors`, or else `adapter_model.bin`.
+
+    Raises:
+        UserError: the folder has neither file, or the file is damaged.
+    """
+    if (folder / ADAPTER_ARRAYS).is_file():
+        return StoredArrays(_open(folder / ADAPTER_ARRAYS))
+    if (folder / ADAPTER_STATE).is_file():
+        return StoredArrays(_open_state(folder / ADAPTER_STATE))
+    raise UserError(f"{folder} has no {ADAPTER_ARRAYS}: name a folder that PEFT's save_pretrained wrote")
 
 
 def _read_shards(folder: Path, index: str, opener: Opener) -> StoredArrays:
