@@ -330,6 +330,29 @@ def test_an_adapter_of_a_classifier_with_a_layer_before_its_head(tmp_path):
     assert_close(run.model.apply({"params": run.params}, jnp.asarray(tokens)), expected, 1e-4)
 
 
+@pytest.mark.parametrize("kind", rest_slow(["Bert", "Roberta"], 1))
+def test_an_adapter_with_all_biases_of_a_classifier(kind, tmp_path):
+    """Regression test: PEFT writes biases of the head also by the names of its wrapper, which were refused."""
+    folder, adapter = tmp_path / "base", tmp_path / "adapter"
+    folder.mkdir()
+    sizes = checkpoints.word_pieces(folder) | {"num_labels": 3}
+    model = type(checkpoints.save(folder, f"{kind}ForSequenceClassification", sizes))
+    options = {"task_type": "SEQ_CLS", "target_modules": ["query"], "bias": "all"}
+    adapted = save_adapter(model.from_pretrained(folder), adapter, **options)
+    for name, bias in adapted.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(bias)
+    adapted.save_pretrained(adapter)
+    path = adapter / "adapter_model.safetensors"
+    arrays = {name: array + ("modules_to_save" in name) for name, array in safetensors.numpy.load_file(path).items()}
+    safetensors.numpy.save_file(arrays, path)
+    theirs, tokens = peft.PeftModel.from_pretrained(model.from_pretrained(folder), adapter), np.array([[2, 7, 9, 3]])
+    cfg, params = hf.load(folder, family="classifier", adapter=adapter)
+    expected = theirs.eval()(torch.tensor(tokens)).logits.detach().numpy()
+    assert any("original_module" in name for name in arrays)
+    assert_close(registry.build(cfg).apply({"params": params}, jnp.asarray(tokens)), expected, 1e-4)
+
+
 def test_an_adapter_of_a_base_model_has_names_without_its_prefix(tmp_path):
     """Regression test: adapters of embedders, which PEFT wraps around `AutoModel`, were refused."""
     (tmp_path / "base").mkdir()

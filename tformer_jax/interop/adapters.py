@@ -28,6 +28,8 @@ STEM = "base_model.model."
 TASKS = {"seq2seq": "SEQ_2_SEQ_LM", "decoder_lm": "CAUSAL_LM"}
 """`task_type` by our family; with that of classifiers, PEFT would expect the arrays of the head in every adapter."""
 FACTOR = re.compile(r"(.+)\.lora_([AB])\.weight")
+COPIES = re.compile(r"\.(modules_to_save|original_module)\.")
+"""Part of the names of biases that `bias="all"` writes beside a module held as a whole, and that PEFT does not load."""
 USUAL_STARTS = (True, False, "gaussian", "orthogonal", "eva")
 """Values of `init_lora_weights` that leave the base as it is."""
 UNREAD = (
@@ -89,6 +91,7 @@ def merge(base: StoredArrays, folder: Path, tied: Collection[str], architecture:
 def _read_arrays(folder: Path) -> StoredArrays:
     """Returns the arrays of an adapter, with the names that they have in the model that was adapted."""
     arrays = read_adapter(folder)
+    arrays = arrays.replaced(list(filter(COPIES.search, arrays)), {})
     return arrays.renamed({name: name.removeprefix(STEM).replace(".base_layer.", ".") for name in arrays})
 
 
