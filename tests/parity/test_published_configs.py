@@ -100,6 +100,7 @@ GEMMA = LLAMA | {
     "hidden_activation": "gelu_pytorch_tanh",
     "sliding_window": 5,
 }
+LINEAR, OLD_LINEAR = ({name: "linear", "factor": 2.0} for name in ("rope_type", "type"))
 SLIDING = {"use_sliding_window": True, "sliding_window": 5}
 PUBLISHED = {
     "gemma2, no layer_types": ("gemma2", GEMMA, ["window", "full"] * 2),
@@ -228,6 +229,18 @@ def test_a_published_config_is_read_as_our_preset(name):
         ("bert", SIZES | {"position_embedding_type": "relative_key"}, "position_embedding_type='relative_key'"),
         ("roberta", SIZES | {"is_decoder": True}, "is_decoder=True"),
         ("modernbert", SIZES | {"layer_types": ["full_attention"] * 4}, "layer_types=.* is not supported, only both"),
+        (
+            "modernbert",
+            SIZES | {"rope_scaling": LINEAR},
+            "rope_scaling, which scales both kinds of layers",
+        ),
+        (
+            "gemma3_text",
+            GEMMA | {"rope_scaling": OLD_LINEAR},
+            "rope_scaling=.* has a type, which transformers ignores",
+        ),
+        ("olmo3", LLAMA | {"rope_scaling": OLD_LINEAR}, "rope_scaling=.* has a type, which transformers ignores"),
+        ("modernbert", SIZES | {"rope_parameters": LINEAR}, "rope_parameters must be given for full_attention and sl"),
         ("bart", PAIR | {"normalize_before": True}, "normalize_before=True"),
         ("bart", PAIR | {"normalize_embedding": False}, "normalize_embedding=False"),
         ("bart", PAIR | {"decoder_attention_heads": 4}, "decoder_attention_heads=4"),

@@ -165,10 +165,10 @@ def _distilbert_settings(hf: Settings) -> Settings:
 
 def _modernbert_settings(hf: Settings) -> Settings:
     """Returns our settings; in a window, a token sees `local_attention // 2` tokens on each side."""
-    depth, every = hf["num_hidden_layers"], hf["global_attn_every_n_layers"]
-    layers = hf.get("layer_types") or read_layer_types(hf, "full", *["sliding"] * (every - 1))
-    both = {*layers} == {"sliding_attention", "full_attention"} and len(layers) == depth
-    check(both, f"layer_types={layers!r} is not supported, only both kinds of attention in {depth} layers are")
+    check(not hf.get("rope_scaling"), "rope_scaling, which scales both kinds of layers, is not supported")
+    layers = read_layer_types(hf, "full", *["sliding"] * (hf["global_attn_every_n_layers"] - 1))
+    both = {*layers} == {"sliding_attention", "full_attention"}
+    check(both, f"layer_types={layers!r} is not supported, only both kinds of attention are")
     return our_settings(_MODERNBERT_FIELDS, hf) | {
         "attention_bias": ("query", "key", "value", "output") if hf["attention_bias"] else (),
         "attention_projections": "fused_qkv",

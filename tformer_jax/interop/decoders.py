@@ -206,7 +206,7 @@ def _olmo3_settings(hf: Settings) -> Settings:
     """Returns our settings; layers have full attention by `layer_types`, or else every fourth one."""
     layers = read_layer_types(hf, "sliding", "sliding", "sliding", "full")
     settings = _olmo2_settings(hf, window_base=OLMO3_WINDOW_BASE)
-    return llama.rotary_by_kind(hf, settings | llama.window_settings(hf, layers))
+    return llama.rotary_by_kind(settings | llama.window_settings(hf, layers))
 
 
 _MULTIPLIERS = {

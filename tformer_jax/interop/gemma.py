@@ -50,7 +50,7 @@ def _gemma3_settings(hf: Settings) -> Settings:
     """Returns our settings; attention scores are not capped, although config.json has a field for it."""
     base = hf["rope_local_base_freq"]
     settings = _sandwich_settings(hf, period=hf["sliding_window_pattern"], window_base=base)
-    return llama.rotary_by_kind(hf, settings) | {"attention_softcap": None, "qk_norm": True}
+    return llama.rotary_by_kind(settings) | {"attention_softcap": None, "qk_norm": True}
 
 
 def _sandwich_config(cfg: ModelConfig) -> Settings:

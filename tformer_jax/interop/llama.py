@@ -126,15 +126,8 @@ def check_windows(hf: Settings, windows: bool, otherwise: str) -> None:
     check(windows or "sliding_attention" not in kinds, f"layer_types has sliding_attention, but {otherwise}")
 
 
-def rotary_by_kind(hf: Settings, settings: Settings) -> Settings:
-    """Returns our settings without the rotation of a kind of layer that the model does not have.
-
-    Raises:
-        UserError: `rope_parameters` are not given by kind of layer.
-    """
-    kinds = hf.get("rope_parameters")
-    by_kind = not kinds or bool({"full_attention", "sliding_attention"} & {*kinds})
-    check(by_kind, "rope_parameters must be given for full_attention and sliding_attention")
+def rotary_by_kind(settings: Settings) -> Settings:
+    """Returns our settings without the rotation of a kind of layer that the model does not have."""
     rotary = dict(settings["rotary"])
     if "window" not in settings:
         rotary.pop("window_base", None)

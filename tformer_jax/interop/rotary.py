@@ -24,6 +24,7 @@ def rotary_settings(hf: Settings, *, partial: bool, window_base: float | None = 
     full: Settings = rope
     local: Settings = {}
     if window_base is not None:
+        _check_kinds(hf)
         full = rope.get("full_attention", rope)
         local = {"rope_theta": window_base, **(rope.get("sliding_attention") or {})}
     else:
@@ -78,6 +79,15 @@ def rope_fields(hf: Settings) -> Settings:
     same = whole(scaling) == whole(parameters.get("full_attention", parameters))
     check(same, f"rope_scaling={scaling!r} differs from rope_parameters={parameters!r}: delete one of them")
     return parameters
+
+
+def _check_kinds(hf: Settings) -> None:
+    """Raises `UserError` for fields that transformers reads otherwise if kinds of layers have their own rotations."""
+    kinds, scaling = hf.get("rope_parameters"), hf.get("rope_scaling") or {}
+    by_kind = not kinds or bool({"full_attention", "sliding_attention"} & {*kinds})
+    check(by_kind, "rope_parameters must be given for full_attention and sliding_attention")
+    applied = kinds or "rope_type" in scaling or scaling.get("type") in (None, "default")
+    check(applied, f"rope_scaling={scaling!r} has a type, which transformers ignores here: name it rope_type")
 
 
 def _check_known(rope: Settings) -> None:
