@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers.models.bert import modeling_bert
 
-from tests.helpers import assert_close, normal, tiny
+from tests.helpers import assert_close, normal, rest_slow, tiny
 from tformer_jax.base.errors import UserError
 from tformer_jax.interop import files, hf, mapping
 from tformer_jax.models import registry
@@ -246,6 +246,20 @@ def test_logits_gradients_and_checkpoints(name, tmp_path):
             )
             compared += gradient.size
     assert compared == sum(parameter.numel() for parameter in theirs.parameters() if parameter.requires_grad)
+
+
+@pytest.mark.parametrize("name", rest_slow(["cwm", "gemma2", "gemma3", "gpt_oss", "ministral", "olmo3"], 1))
+def test_a_model_without_windows_of_an_architecture_with_them_is_written(name, tmp_path):
+    """Regression test: its window was null, which transformers refuses."""
+    model = their_model(name)
+    model.config.layer_types = ["full_attention"] * model.config.num_hidden_layers
+    model.save_pretrained(tmp_path / "theirs")
+    hf.save(tmp_path / "ours", model.config.model_type, *hf.load(tmp_path / "theirs"))
+    expected, actual = (
+        run_theirs(type(model).from_pretrained(tmp_path / place, attn_implementation="eager")).detach().numpy()
+        for place in ("theirs", "ours")
+    )
+    assert_close(shown(actual), shown(expected), 1e-6)
 
 
 def test_the_head_of_masked_language_models():

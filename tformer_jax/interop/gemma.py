@@ -54,9 +54,7 @@ def _gemma3_settings(hf: Settings) -> Settings:
 
 
 def _sandwich_config(cfg: ModelConfig) -> Settings:
-    return llama.config(cfg) | {
-        "sliding_window": cfg.window or cfg.max_length,
-        "layer_types": layer_types(cfg, cfg.decoder_layers),
+    return llama.windows_config(cfg) | {
         "hidden_activation": transformers_activation(cfg.activation),
         "query_pre_attn_scalar": round((cfg.attention_scale or cfg.head_size**-0.5) ** -2),
         "attn_logit_softcapping": cfg.attention_softcap,

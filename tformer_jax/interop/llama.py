@@ -155,8 +155,11 @@ def mistral_config(cfg: ModelConfig) -> Settings:
 
 
 def windows_config(cfg: ModelConfig) -> Settings:
-    """Returns their settings of an architecture whose `layer_types` are windows or full."""
-    return mistral_config(cfg) | {"layer_types": layer_types(cfg, cfg.decoder_layers)}
+    """Returns their settings of an architecture whose `layer_types` are windows or full, and which needs a window."""
+    return config(cfg) | {
+        "sliding_window": cfg.window or cfg.max_length,
+        "layer_types": layer_types(cfg, cfg.decoder_layers),
+    }
 
 
 DENSE = rules(*ATTENTION, *GATED, *PRE_NORMS)
