@@ -277,9 +277,9 @@ def _as_gpt2(tokenizer: hf.Tokenizer, options: Settings) -> None:
     tokenizer.decoder = hf.decoders.ByteLevel()
 
 
-def _as_t5(tokenizer: hf.Tokenizer, options: Settings) -> None:
+def _as_xlm_roberta(tokenizer: hf.Tokenizer, options: Settings) -> None:
     tokenizer.normalizer = next(iter(_find_charsmap(tokenizer)), None)
-    _set_metaspace(tokenizer, split_words=True)
+    _set_metaspace(tokenizer, split_words=True, spaced=options.get("add_prefix_space", True))
 
 
 def _as_albert(tokenizer: hf.Tokenizer, options: Settings) -> None:
@@ -288,14 +288,14 @@ def _as_albert(tokenizer: hf.Tokenizer, options: Settings) -> None:
     steps += [] if options.get("keep_accents") else [parts.NFKD(), parts.StripAccents()]
     steps += [parts.Lowercase()] if options.get("do_lower_case", True) else []
     tokenizer.normalizer = parts.Sequence([*steps, *_find_charsmap(tokenizer)])
-    _set_metaspace(tokenizer, split_words=True)
+    _set_metaspace(tokenizer, split_words=True, spaced=options.get("add_prefix_space", True))
 
 
-def _set_metaspace(tokenizer: hf.Tokenizer, *, split_words: bool = False) -> None:
-    steps = hf.pre_tokenizers
-    parts = [steps.WhitespaceSplit()] if split_words else []
-    tokenizer.pre_tokenizer = steps.Sequence([*parts, steps.Metaspace()]) if parts else steps.Metaspace()
-    tokenizer.decoder = hf.decoders.Metaspace()
+def _set_metaspace(tokenizer: hf.Tokenizer, *, split_words: bool = False, spaced: bool | None = True) -> None:
+    scheme, words = "always" if spaced else "never", hf.pre_tokenizers.WhitespaceSplit()
+    marked = hf.pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    tokenizer.pre_tokenizer = hf.pre_tokenizers.Sequence([words, marked]) if split_words else marked
+    tokenizer.decoder = hf.decoders.Metaspace(prepend_scheme=scheme)
 
 
 def _as_mbart(tokenizer: hf.Tokenizer, options: Settings) -> None:
@@ -385,7 +385,7 @@ BUILDERS: dict[str, Callable[[hf.Tokenizer, Settings], None]] = {
     "Qwen2Tokenizer": functools.partial(_as_qwen, pattern=QWEN2_PATTERN),
     "Qwen3_5Tokenizer": functools.partial(_as_qwen, pattern=QWEN3_5_PATTERN),
     "RobertaTokenizer": _as_gpt2,
-    "T5Tokenizer": _as_t5,
-    "XLMRobertaTokenizer": _as_t5,
+    "T5Tokenizer": lambda tokenizer, options: _as_xlm_roberta(tokenizer, {}),
+    "XLMRobertaTokenizer": _as_xlm_roberta,
 }
 """Functions that replace the parts of a tokenizer that a class builds itself."""
