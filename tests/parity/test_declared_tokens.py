@@ -38,6 +38,10 @@ BESIDE = {
         "added_tokens.json": {"<|im_start|>": 301, "<think>": 300},
         "special_tokens_map.json": LISTED,
     },
+    "special tokens of older files": {
+        "added_tokens.json": {"<|im_start|>": 300, "<think>": 301},
+        "special_tokens_map.json": {"additional_special_tokens": ["<|im_start|>"], "pad_token": "<think>"},
+    },
     "a map that is not read": {
         "tokenizer_config.json": {"added_tokens_decoder": {"300": token("<think>", special=False)}},
         "special_tokens_map.json": {"pad_token": "<fill>"},
@@ -58,9 +62,16 @@ def bart(folder: Path) -> None:
     checkpoints.bart_tokenizer(folder)
 
 
+def qwen(folder: Path) -> None:
+    checkpoints.gpt2(folder)
+    change(folder / "config.json", {"model_type": "qwen3"})
+
+
 MAKERS = {"gpt2": checkpoints.gpt2, "llama": checkpoints.llama, "t5": checkpoints.t5, "bart": bart, "bert": bert}
+MAKERS |= {"qwen": qwen}
 CLASSES = {
     "gpt2": "GPT2Tokenizer",
+    "qwen": "Qwen2Tokenizer",
     "llama": "LlamaTokenizer",
     "t5": "T5Tokenizer",
     "bart": "BartTokenizer",

@@ -106,6 +106,8 @@ def complete_tokenizer(
     else:
         declared = {int(i): _make_token(fields) for i, fields in listed.items()}
     add_tokens(library, declared, options, _sentinel_names(options) if kind == "T5Tokenizer" else ())
+    if kind == "Qwen2Tokenizer":  # which adds them again, special and without rules about spaces
+        library.add_special_tokens(special_names(options))
     if own_ends:
         named = (options.get(f"{role}_token") if options.get(f"add_{role}_token") else None for role in ("bos", "eos"))
         surround_texts(library, *([] if token is None else [_name_of(token)] for token in named))
