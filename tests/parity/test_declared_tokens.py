@@ -1,6 +1,7 @@
 """Tokens that JSON files add beside a tokenizer.json or a vocabulary have the ids and the rules of transformers."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,17 @@ def test_tokens_beside_a_tokenizer_json(folders, kind, name, rebuilt, tmp_path):
         (tmp_path / file).touch()
         (tmp_path / file).write_text(json.dumps(json.loads((tmp_path / file).read_text() or "{}") | content))
     assert_equal(tmp_path)
+
+
+@pytest.mark.parametrize("roles", [{"image_token": "<FILL>"}, {"extra_special_tokens": {"image_token": "<FILL>"}}])
+def test_a_role_of_one_model_is_normalized_as_its_file_says(folders, roles, tmp_path):
+    """Regression test: a token of added_tokens.json with such a role was not found in lower case."""
+    shutil.copytree(folders["bert"], tmp_path, dirs_exist_ok=True)
+    change(tmp_path / "tokenizer_config.json", roles)
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<FILL>": 300}))
+    ours, theirs = load_checkpoint_tokenizers(tmp_path).target, transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in TEXTS:
+        assert ours.encode(text) == theirs(text, add_special_tokens=False)["input_ids"]
 
 
 @pytest.mark.parametrize("name", BESIDE)

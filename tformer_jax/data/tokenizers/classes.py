@@ -194,7 +194,7 @@ def _read_special_tokens_map(folder: Path, options: Settings) -> Settings:
 
 
 def _read_added_tokens(folder: Path, options: Settings) -> Tokens:
-    special = {token.content for token in _tokens_by_role(options)}
+    special = {*names_by_role(options).values()}
     more = options.get("extra_special_tokens")
     special |= {_make_token(value).content for value in more} if isinstance(more, list) else set()
     listed: Mapping[str, int] = read_json(folder / "added_tokens.json", {})
