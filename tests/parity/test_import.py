@@ -121,6 +121,19 @@ def test_a_forced_end_shortens_outputs(imported, beams, tmp_path, capsys):
         assert ours == tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
+@pytest.mark.parametrize("limits", [{"max_new_tokens": 1}, {"max_length": 2}])
+def test_a_forced_end_without_a_token_before_it_is_not_applied(imported, limits, tmp_path, capsys):
+    """Regression test: without a word, outputs had a token where those of transformers are empty."""
+    folder, _, model = imported("marian")
+    folder, limits = shutil.copytree(folder, tmp_path / "copy"), limits | {"forced_eos_token_id": 0, "num_beams": 1}
+    ids = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps(ids | limits))
+    import_hf.main([str(folder), "--run", str(tmp_path / "run")])
+    assert "not applied: forced_eos_token_id=0" in capsys.readouterr().err
+    tokens = model.generate(**their_tokenizer(folder)(PROMPTS[0], return_tensors="pt"), **limits)[0]
+    assert tokens.tolist() == [model.config.decoder_start_token_id, 0]
+
+
 def test_scores_are_equal(imported, capsys):
     folder, run, model = imported("llama")
     score.main(["--run", str(run), *PROMPTS])

@@ -89,7 +89,7 @@ def _read_settings(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[De
     unapplied = _differing_settings(given, NEUTRAL)
     if not cfg.model_class.reads_source:  # transformers forces it after a prompt of one token alone
         unapplied += _differing_settings(given, {"forced_bos_token_id": None})
-    given, unforced = _without_other_end(given, config)
+    given, unforced = _without_unforced_end(given, config, cfg)
     unapplied += unforced
     sequences = [words for words in given.get("bad_words_ids", ()) if len(words) > 1]
     if sequences:
@@ -115,16 +115,18 @@ def _read_settings(folder: Path, config: Settings, cfg: ModelConfig) -> tuple[De
     return DecodeConfig(**settings, **chosen), unapplied
 
 
-def _without_other_end(given: Settings, config: Settings) -> tuple[Settings, list[str]]:
-    """Removes a `forced_eos_token_id` that does not end outputs; returns it as `name=value`, if there is one.
+def _without_unforced_end(given: Settings, config: Settings, cfg: ModelConfig) -> tuple[Settings, list[str]]:
+    """Removes a `forced_eos_token_id` that is not applied; returns it as `name=value`, if there is one.
 
-    Without `eos_token_id`, it is taken for the token that ends them.
+    It does not end outputs, or leaves no token before it. Without `eos_token_id`, it is taken for the token that ends
+    them.
     """
     ends, forced = (
         {*value} if isinstance(value, list) else {value}
         for value in (given.get("eos_token_id", config.get("eos_token_id")), given.get("forced_eos_token_id"))
     )
-    if forced <= {None, *ends} or ends == {None}:
+    is_end = forced <= {None, *ends} or ends == {None}
+    if forced == {None} or (is_end and _longest(given, cfg) > 1):
         return given, []
     name = "forced_eos_token_id"
     return {key: value for key, value in given.items() if key != name}, [f"{name}={given[name]!r}"]
@@ -157,14 +159,17 @@ def _new_token_limits(given: Settings, cfg: ModelConfig) -> tuple[int, int | Non
 
     The maximum is None where only the model limits outputs.
     """
-    pair, room = cfg.model_class.reads_source, cfg.max_length
-    longest = given.get("max_new_tokens") or (given["max_length"] - 1 if pair and "max_length" in given else room)
-    longest = min(longest, room)
-    if "forced_eos_token_id" in given and longest > 1:  # their last token is always EOS
-        longest -= 1
-    shortest = given.get("min_new_tokens") or (given.get("min_length", 0) - 1 if pair else 0)
-    longest = max(longest, 1)
-    return min(max(shortest, 0), longest), longest if longest < room else None
+    longest = _longest(given, cfg) - ("forced_eos_token_id" in given)  # their last token is always EOS
+    least = given.get("min_length", 0) - 1 if cfg.model_class.reads_source else 0
+    shortest = given.get("min_new_tokens") or least
+    return min(max(shortest, 0), longest), longest if longest < cfg.max_length else None
+
+
+def _longest(given: Settings, cfg: ModelConfig) -> int:
+    """Returns the maximum number of new tokens, with a last one that is forced."""
+    room = cfg.max_length
+    most = given.get("max_length", room + 1) - 1 if cfg.model_class.reads_source else room
+    return max(min(given.get("max_new_tokens") or most, room), 1)
 
 
 def _beam_settings(given: Settings) -> Settings:
