@@ -5,9 +5,9 @@ import transformers
 
 import tformer_jax as tj
 from tests.helpers import rest_slow
-from tests.parity import own_runs
+from tests.parity import checkpoints, own_runs
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli import export_checks, export_hf
+from tformer_jax.cli import export_checks, export_hf, import_hf
 from tformer_jax.runs import weights
 from tformer_jax.special_tokens import EOS
 
@@ -129,6 +129,23 @@ def test_beams_that_begin_with_a_prefix_are_equal(tmp_path):
 
 def export(run, out, *flags):
     export_hf.main(["--run", str(run), str(out), "--format", "ctranslate2", *flags])
+
+
+def test_an_mbart_without_languages_has_equal_outputs(tmp_path):
+    """Regression test: CTranslate2 left its start to callers, as if it were the tag of a language."""
+    folder, run, out = (tmp_path / name for name in ("theirs", "run", "out"))
+    folder.mkdir()
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "max_position_embeddings": 32}
+    sizes |= {f"{stack}_{name}": 4 for stack in ("encoder", "decoder") for name in ("ffn_dim", "attention_heads")}
+    vocabulary = checkpoints.bart_tokenizer(folder)
+    checkpoints.save(folder, "MBartForConditionalGeneration", sizes | vocabulary | {"decoder_start_token_id": 2})
+    import_hf.main([str(folder), "--run", str(run)])
+    export(run, out)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    inputs = [tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) for text in TEXTS]
+    actual = ctranslate2.Translator(str(out)).translate_batch(inputs, beam_size=1, max_decoding_length=NEW)
+    ours = tj.load(run).translate(TEXTS, strategy="greedy", max_new_tokens=NEW, unknown="omit")
+    assert ours == [decoded(tokenizer, result.hypotheses[0]) for result in actual] and any(ours)
 
 
 @pytest.mark.slow

@@ -277,8 +277,9 @@ def _save_model(folder: Path, options: argparse.Namespace, run: tj.Run, origin: 
     problems = set()
     for model_type in [given] if given else hf.ARCHITECTURES:
         try:
-            named = language_options(run.tokenizers.target, model_type)  # CTranslate2 asks config.json for its class
-            named = {name: value for name, value in named.items() if name == "tokenizer_class"}
+            named = {"tokenizer_class": "PreTrainedTokenizerFast"} if model_type == "mbart" else {}
+            named |= language_options(run.tokenizers.target, model_type)  # CTranslate2 asks config.json for its class
+            named.pop("additional_special_tokens", None)
             hf.save(folder, model_type, run.config.model, run.params, heads=heads, **theirs | named)
             return model_type
         except UserError as error:

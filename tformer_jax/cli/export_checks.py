@@ -14,6 +14,7 @@ import numpy as np
 import tformer_jax as tj
 from tformer_jax.base.checks import not_installed
 from tformer_jax.base.errors import UserError, first_line
+from tformer_jax.base.json_files import read_json
 from tformer_jax.data.tokenizers import Tokenizer
 from tformer_jax.data.tokenizers.language_tags import languages_of
 from tformer_jax.models import registry
@@ -237,7 +238,8 @@ def _score_difference(folder: Path, converted: Path, run: tj.Run) -> float:
         ends = np.full((ROWS, 1), special.eos[0], np.int32)
         labels = np.concatenate((batch["target_in"][:, 1:], ends), axis=1)
         batch["target_in"][:, 0] = special.start
-        first = 0 if special.tags_last else 1  # the tag, which the caller of mBART names, is the start
+        start = read_json(converted / "config.json")["decoder_start_token"]
+        first = 0 if start is None else 1  # the tag, which the caller of mBART names, is the start
         rows = {"source": batch["source"], "labels": batch["target_in"][:, first:]}
     else:
         labels, rows = batch["tokens"][:, 1:], {"tokens": batch["tokens"]}
