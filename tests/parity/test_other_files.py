@@ -97,11 +97,21 @@ def test_a_vocab_txt_of_a_named_class(kind, tmp_path):
 
 
 @pytest.mark.parametrize("write", [checkpoints.llama, as_published])
-@pytest.mark.parametrize("legacy", [True, False])
-def test_code_llama(write, legacy, tmp_path):
-    """Its class puts no space before the text after a special token, whatever `legacy` says."""
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"legacy": True}, {}),
+        ({"legacy": False}, {}),
+        ({"add_bos_token": False}, {}),
+        ({}, {"post_processor": None}),
+        ({"add_eos_token": True}, {"post_processor": None}),
+    ],
+)
+def test_code_llama(write, options, parts, tmp_path):
+    """Its class puts no space before the text after a special token, and BOS before each text, whatever files say."""
     write(tmp_path)
-    change(tmp_path / "tokenizer_config.json", {"tokenizer_class": "CodeLlamaTokenizer", "legacy": legacy})
+    change(tmp_path / "tokenizer_config.json", {"tokenizer_class": "CodeLlamaTokenizer"} | options)
+    change(tmp_path / "tokenizer.json", parts)
     theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), load_checkpoint_tokenizers(tmp_path).target
     assert type(theirs).__name__ == "CodeLlamaTokenizer"
     for text in (*TEXTS, "the cat</s>the<s> mat", " ▁<PRE>the"):

@@ -111,6 +111,9 @@ def complete_tokenizer(
     if own_ends:
         named = (options.get(f"{role}_token") if options.get(f"add_{role}_token") else None for role in ("bos", "eos"))
         surround_texts(library, *([] if token is None else [_name_of(token)] for token in named))
+    if kind == "CodeLlamaTokenizer":
+        bos = _name_of(options["bos_token"])
+        surround_texts(library, [bos], [], [bos, "$A", f"{bos}:1", "$B:1"])
     own_template = kind == "AlbertTokenizer" and library.post_processor is not None
     if kind in (*TYPED, "BartTokenizer", "RobertaTokenizer", "XLMRobertaTokenizer") and not own_template:
         start, end = _name_of(options["cls_token"]), _name_of(options["sep_token"])
