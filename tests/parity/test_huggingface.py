@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.numpy import save_file
 from transformers.models.bert import modeling_bert
 
 from tests.helpers import assert_close, normal, rest_slow, tiny
@@ -260,6 +261,22 @@ def test_a_model_without_windows_of_an_architecture_with_them_is_written(name, t
         for place in ("theirs", "ours")
     )
     assert_close(shown(actual), shown(expected), 1e-6)
+
+
+@pytest.mark.parametrize("name", rest_slow(["t5 1.1", "mt5", "umt5"], 1))
+def test_a_t5_without_its_head_has_its_embedding(name, tmp_path):
+    """Regression test: with `tie_word_embeddings` false, as in their configs, it was refused."""
+    model = their_model(name)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    arrays = {key: array for key, array in files.read_arrays(tmp_path).items() if key != "lm_head.weight"}
+    save_file({key: np.array(array) for key, array in arrays.items()}, tmp_path / "model.safetensors")
+    theirs = type(model).from_pretrained(tmp_path, attn_implementation="eager")
+    cfg, params = hf.load(tmp_path)
+    expected = run_theirs(theirs).detach().numpy()
+    assert cfg.tie_embeddings == "all" and not cfg.scale_output
+    assert_close(shown(run_ours(registry.build(cfg), params)), shown(expected), 1e-5)
 
 
 def test_the_head_of_masked_language_models():

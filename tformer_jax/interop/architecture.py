@@ -51,6 +51,8 @@ class Architecture:
     """Whether an encoder-decoder's sources have an embedding of their own."""
     head: str = "lm_head.weight"
     """Name of the output head of a language model."""
+    ties_missing_head: bool = False
+    """Whether a missing output head is the embedding, whatever `tie_word_embeddings` says."""
     copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Names of arrays that must equal another array if they are present, and the name of that array."""
     head_bias: str = "final_logits_bias"

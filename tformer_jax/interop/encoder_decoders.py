@@ -253,7 +253,8 @@ _POSITIONS = (r"model\.(en|de)coder\.embed_positions\.weights?",)
 
 
 def _t5_architecture(name: str, settings: Callable[[Settings], Settings], config: Config) -> Architecture:
-    return Architecture(name, settings, config, _t5_rules, _T5_UNUSED, shared="shared.weight", copies=_EMBEDDINGS)
+    rest: dict[str, Any] = {"shared": "shared.weight", "ties_missing_head": True, "copies": _EMBEDDINGS}
+    return Architecture(name, settings, config, _t5_rules, _T5_UNUSED, **rest)
 
 
 def _bart_architecture(

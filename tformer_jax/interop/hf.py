@@ -309,7 +309,8 @@ def _read_settings(
     untied = not _family(read).classifies and (DEFAULTS[hf["model_type"]] | hf).get("tie_word_embeddings") is False
     if untied and architecture.head not in arrays and not headless:
         _check_whole(hf, _family(read), base=base)
-        raise UserError(f"{UNREADABLE}tie_word_embeddings=False, but it has no {architecture.head}")
+        if not architecture.ties_missing_head:
+            raise UserError(f"{UNREADABLE}tie_word_embeddings=False, but it has no {architecture.head}")
     read["tie_embeddings"] = _remove_tied(_family(read), arrays, architecture)
     read["output_bias"] = architecture.head_bias in arrays
     if _family(read).classifies:
