@@ -215,3 +215,16 @@ def test_runs_score_outputs_given_texts_and_texts_given_outputs(tmp_path):
         forward = [each.total for each in run.score([(text, output) for output in outputs])]
         reverse = [each.total for each in run.score([(output, text) for output in outputs])]
         np.testing.assert_allclose(rows, np.transpose([forward, reverse]), rtol=1e-5)
+
+
+def test_the_order_of_lists_does_not_matter(tmp_path, capsys):
+    """Regression test: an output of several lists had the number of the first one."""
+    rows = ([-2.0, -1.0], ["Ein Hund.", "Eine Katze."]), ([-0.5, -1.5], ["Ein Hund.", "Ein Tier."])
+    paths = []
+    for number, (scores, texts) in enumerate(rows):
+        path = tmp_path / f"{number}.jsonl"
+        path.write_text(json.dumps({"text": "x", "outputs": texts, "scores": scores}) + "\n")
+        paths.append(str(path))
+    for order in (paths, paths[::-1]):
+        rerank.main([*order, "--feature", "scores"])
+        assert capsys.readouterr().out == "Eine Katze.\n"  # -1, against a mean of -1.25

@@ -80,6 +80,8 @@ def test_an_equal_translation_gets_the_text_back():
         ("a<br/>b", "X Y", [(0, 0), (1, 1)], "X<br/> Y"),
         ("</b> a <b>", "X", [(0, 0)], "</b> X <b>"),
         ("a %d.", "5.", [(0, 0), (1, 1)], "5 %d."),
+        ("Weight %s kg", "Gewicht 3.5 kg", [(0, 0), (1, 2)], "Gewicht 3.5 %s kg"),
+        ("<b>Total</b> cost", "12,345.67 Euro", [(0, 0), (1, 1)], "<b>12,345.67</b> Euro"),
         ("<b>a b c</b> d", "W X Y Z V U", [(0, 0), (1, 1), (2, 5), (3, 2), (3, 3), (3, 4)], "<b>W X Y Z V U</b>"),
         ("<b>a b</b> d", "W X Y Z V U", [(0, 0), (1, 5), (2, 2), (2, 3), (2, 4)], "<b>W</b> X Y Z V U"),
     ],

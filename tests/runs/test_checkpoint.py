@@ -1,7 +1,10 @@
 """Checkpoints: damage is noticed, the right ones are kept, and states are restored to their shardings."""
 
+import contextlib
 import dataclasses
+import errno
 import gc
+import logging
 import random
 import re
 import resource
@@ -382,3 +385,14 @@ def test_the_remedy_fits_the_cause(copied, monkeypatch, error, remedy):
         with pytest.raises(RunError, match=f"that of step 3 is intact: {remedy}"):
             keeper.wait()
     keeper.close()
+
+
+def test_after_a_failed_write_its_tracebacks_are_dropped_for_good(tmp_path, monkeypatch):
+    """Regression test: those that the garbage collector found later came after the error."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    for name in ("asyncio", "absl"):
+        monkeypatch.setattr(logging.getLogger(name), "filters", [])
+    for failed in (False, True):
+        with contextlib.closing(Checkpointer(tmp_path, keep=1)) as keeper:
+            _ = keeper._not_saved(OSError(errno.ENOSPC, "full")) if failed else None
+        assert len(logging.getLogger("asyncio").filters) == failed

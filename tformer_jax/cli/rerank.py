@@ -103,19 +103,23 @@ class Pool:
         return [number for number, text in enumerate(self.written) if text not in self.written[:number]]
 
     def column(self, name: str) -> list[float]:
-        """Returns the number of each candidate in a field; 0 if the only candidate has none, as for a blank text.
+        """Returns the number of each candidate in a field: the mean of its occurrences, whatever their order.
+
+        It is 0 if the only candidate has none, as for a blank text.
 
         Raises:
-            UserError: the field lacks a number for one of several candidates.
+            UserError: the field lacks a number for one of several outputs.
         """
-        values: list[Any] = [self.numbers[number].get(name) for number in self.candidates]
-        if values == [None]:
+        values: dict[str, list[float]] = {self.written[number]: [] for number in self.candidates}
+        listed: list[Any] = [numbers.get(name) for numbers in self.numbers]
+        if len(values) == 1 and {*map(type, listed)} == {type(None)}:
             return [0.0]
-        for number, value in zip(self.candidates, values, strict=True):
+        for text, value, place in zip(self.written, listed, self.places, strict=True):
             if not _is_number(value):
                 problem = f"has no number for each output in the field {name!r}: leave out the feature, or the text"
-                raise UserError(f"{self.places[number]}: {problem}")
-        return values
+                raise UserError(f"{place}: {problem}")
+            values[text].append(value)
+        return [math.fsum(row) / len(row) for row in values.values()]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -16,8 +16,8 @@ from tformer_jax.data.tokenizers import NO_PLACEHOLDERS, Placeholders
 
 HAN = r"\u3041-\u30ff\u3400-\u9fff"
 PUNCTUATION = r"!-/:-@\[-`{-~\u00a1-\u00bf\u2010-\u205e\u3000-\u303f\uff01-\uff0f"
-UNIT = re.compile(rf"[{HAN}]|[{PUNCTUATION}]|[^\s{HAN}{PUNCTUATION}]+")
-"""What is aligned: words, punctuation marks, and single characters of Chinese and Japanese."""
+UNIT = re.compile(rf"\d+(?:[.,]\d+)+|[{HAN}]|[{PUNCTUATION}]|[^\s{HAN}{PUNCTUATION}]+")
+"""What is aligned: words, numbers, punctuation marks, and single characters of Chinese and Japanese."""
 TAG = re.compile(r"<(/?)([A-Za-z][\w:.-]*)")
 URL, ENCODED = re.compile(PATTERNS["urls"]), re.compile(r"%[0-9A-Fa-f]{2}")
 LETTER = re.compile(rf"[^\W_]|[{SIGNS}]")

@@ -192,6 +192,7 @@ class Checkpointer:
         return metrics["score"] if comparable else NOT_FINITE
 
     def _not_saved(self, error: Exception) -> RunError:
+        self._saving.pop_all()  # what is dropped after a failure stays so
         reason, known = cause_of_failed_write(error)
         last = run_folder.latest_in(self.folder)
         intact = "there is no earlier one" if last is None else f"that of step {last} is intact"
