@@ -89,6 +89,15 @@ def test_an_adapter_is_read_from_its_own_file(beside, imported, tmp_path):
     assert_close(registry.build(cfg).apply({"params": params}, jnp.asarray(TOKENS)), expected, 1e-4)
 
 
+def test_an_adapter_beside_its_base_is_not_called_unread(imported, tmp_path, capsys):
+    folder, _, model = imported("llama")
+    folder, run = shutil.copytree(folder, tmp_path / "base"), str(tmp_path / "run")
+    save_adapter(type(model).from_pretrained(folder), folder, target_modules=["q_proj"])
+    for flags, said in (([], True), (["--adapter", str(folder)], False)):
+        import_hf.main([str(folder), "--run", run, "--overwrite", *flags])
+        assert ("not read: adapter_model.safetensors" in capsys.readouterr().err) == said
+
+
 def test_the_orientation_of_matrices_is_that_of_the_base(imported, tmp_path):
     """Regression test: PEFT, too, ignores `fan_in_fan_out`, which decided about square matrices here."""
     folder, _, model = imported("gpt2")

@@ -128,7 +128,7 @@ def _read_folder(folder: Path, settings: dict[str, Any]) -> Imported:
         notes.append(f"its outputs start with {first} only if it is named: --to {language}")
     if "arrays" not in settings and (images := files.image_arrays(folder)):
         notes.append(f"not read: {len(images)} arrays of images; the run is of texts alone")
-    if unread := files.unread_weights(folder):
+    if unread := files.unread_weights(folder, settings.get("adapter")):
         notes.append(f"{files.SINGLE} is read; not read: {', '.join(unread)}")
     paths = [path for path in sorted(folder.iterdir()) if path.is_file()]
     embed = sentence_transformers.read_embedding(folder, tokenizers.source, cfg.max_length)

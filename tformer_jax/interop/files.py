@@ -60,11 +60,16 @@ IMAGES = r"(model\.)?(vision_tower|multi_modal_projector|visual)\..*"
 """Pattern of names of arrays of images beside a language model."""
 
 
-def unread_weights(folder: Path) -> list[str]:
-    """Returns the names of the files with arrays that `read_arrays` does not read beside `model.safetensors`."""
+def unread_weights(folder: Path, adapter: Path | None = None) -> list[str]:
+    """Returns the names of the files with arrays beside `model.safetensors` that are not read.
+
+    Args:
+        adapter: folder of an adapter that is read.
+    """
     if not (folder / SINGLE).is_file():
         return []
-    return sorted(path.name for path in folder.glob("*.safetensors*") if path.name != SINGLE)
+    read = {SINGLE} if adapter is None or not adapter.samefile(folder) else {SINGLE, ADAPTER_ARRAYS}
+    return sorted(path.name for path in folder.glob("*.safetensors*") if path.name not in read)
 
 
 Opener = Callable[[Path], dict[str, Callable[[], Any]]]
