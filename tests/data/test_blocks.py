@@ -95,7 +95,7 @@ def counted(left_out):
 def test_tab_separated_pairs_are_those_of_a_loop(seed, large, tmp_path, monkeypatch):
     rng = random.Random(seed)
     lines = [
-        b"first\tline",
+        rng.choice([b"first\tline", b"\xff\tline"]),
         *draw_lines(rng, rng.choice([0.0, 0.05, 0.6])),
         rng.choice([b"last\tline", b"last\tline\r"]),
     ]

@@ -173,15 +173,17 @@ def test_a_step_that_is_not_finite_is_explained_by_its_own_batch_and_dropout(mon
     [
         ((3, 2), ""),
         ((), ""),
-        ((4, 2), "move 4 out of RUN/checkpoints"),
-        ((5, 4, 3), "move 5 and 4 out of RUN/checkpoints"),
+        ((4, 2), "move 4 in RUN/checkpoints"),
+        ((5, 4, 3), "move 5 and 4 in RUN/checkpoints"),
     ],
 )
 def test_checkpoints_without_an_update_after_them_are_to_be_moved(saved, moved, monkeypatch):
     """Regression test: steps 5 and 6 were skipped, so that each resume from step 4 or 5 ends in the same way."""
     monkeypatch.setattr(non_finite, "first_non_finite", mock.Mock(return_value="loss"))
     advice = explained(not_finite_at_step_six(), saved).partition("); ")[2]
-    assert advice.startswith(f"{moved}, with these parameters, and repeat" if moved else "repeat the command")
+    assert advice.startswith(
+        f"{moved} elsewhere, which hold the same parameters, and repeat" if moved else "repeat the command"
+    )
 
 
 FULL = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 9\nof 8 GiB")

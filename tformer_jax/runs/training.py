@@ -369,9 +369,9 @@ class Training:
         saved = self.checkpointer.steps()
         last = f"last checkpoint: {f'step {saved[0]}' if saved else 'none'}"
         ruined = [str(step) for step in saved if step >= error.step - error.steps]  # no update came after them
-        folder = self.checkpointer.folder
-        first_of_all = f"move {' and '.join(ruined)} out of {folder}, with these parameters, and " if ruined else ""
-        return RunError(f"{error} ({first}; {last}); {first_of_all}{non_finite.advice(self.cfg)}")
+        names = f"{' and '.join(ruined)} in {self.checkpointer.folder}"
+        before = f"move {names} elsewhere, which hold the same parameters, and " if ruined else ""
+        return RunError(f"{error} ({first}; {last}); {before}{non_finite.advice(self.cfg)}")
 
     def close(self) -> None:
         """Stops the watchdog and the profiler, and waits for pending writes."""

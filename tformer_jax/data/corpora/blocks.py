@@ -1,4 +1,4 @@
-"""Blocks of lines of text files as Arrow arrays: a quarter of the time of a loop over lines.
+"""Blocks of lines of text files as Arrow arrays: a third of the time of a loop over lines.
 
 A block is regular if it is valid UTF-8, has the expected columns and no blank text, so that no line is skipped and no
 example dropped. The lines of other blocks are read in a loop.
@@ -30,15 +30,19 @@ FEW = 16
 def line_blocks(paths: Sequence[Path], bad: BadLines) -> Iterator[tuple[int, list[list[bytes]]]]:
     """Yields the lines of aligned files with their ends, in blocks, each with the number of its first line, from 1.
 
-    The blocks of a file that is shorter than the first end sooner, and those of a longer one go on.
+    After the end of a file, its blocks are empty.
 
     Raises:
-        DataError: as `lines.numbered_lines`, except for lines that are not UTF-8.
+        DataError: a file cannot be opened; or it is empty or damaged, and malformed lines are not skipped.
     """
     with contextlib.ExitStack() as files:
         leading, *others = (raw_lines(files.enter_context(open_binary(path)), path, bad) for path in paths)
         blocks, first, filled = _of_bounded_size(leading), 1, [False for _ in paths]
-        while any(aligned := [block := next(blocks, []), *(_take(lines, len(block) or LINES) for lines in others)]):
+        while True:
+            block = next(blocks, [])
+            aligned = [block, *(list(itertools.islice(lines, len(block) or LINES)) for lines in others)]
+            if not any(aligned):
+                break
             filled = [known or any(map(_is_filled, lines)) for known, lines in zip(filled, aligned, strict=True)]
             yield first, aligned
             first += max(map(len, aligned))
@@ -58,10 +62,6 @@ def _of_bounded_size(lines: Iterator[bytes]) -> Iterator[list[bytes]]:
             block, size = [], 0
     if block:
         yield block
-
-
-def _take(lines: Iterator[bytes], count: int) -> list[bytes]:
-    return list(itertools.islice(lines, count))
 
 
 def _is_filled(line: bytes) -> bool:

@@ -33,6 +33,8 @@ MAX_FOLDERS = 8
 IN_USE = 24 * 3600
 """Seconds from the last use on in which a run may still read a sequence, as its workers do."""
 FORMAT = 2
+Version = tuple[str, int, int]
+"""Path of a file, its size in bytes and its modification time in nanoseconds."""
 EXAMPLES, FACTS = "examples.arrow", "facts.json"
 
 
@@ -123,7 +125,8 @@ def hold(
         facts: returns what reading them has counted, ready for JSON.
         restore: takes the facts of an earlier run.
     """
-    folder = _folder(files, key)
+    versions = _versions(files)
+    folder = _folder(versions, key)
     if folder is None:
         return list(examples)
     with contextlib.suppress(OSError, ValueError, pa.ArrowException):
@@ -135,7 +138,7 @@ def hold(
             return stored
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        return _store(folder, blocks(), facts, lambda: _folder(files, key) == folder)
+        return _store(folder, blocks(), facts, versions)
     except OSError as error:
         logging.getLogger(__name__).warning(
             "%s cannot be written (%s): the examples are held in memory", folder, error.strerror or error
@@ -143,26 +146,26 @@ def hold(
         return list(examples)
 
 
-def _folder(files: Sequence[Path], key: Callable[[], Any]) -> Path | None:
+def _versions(files: Iterable[str | Path]) -> list[Version]:
+    return [(str(file), os.stat(file).st_size, os.stat(file).st_mtime_ns) for file in files]
+
+
+def _folder(versions: Sequence[Version], key: Callable[[], Any]) -> Path | None:
     """Returns the folder of the examples of files; None if these are small, there is no cache, or no key."""
-    root, sizes = os.environ.get(VARIABLE), [path.stat() for path in files]
-    if not root or sum(size.st_size for size in sizes) < LARGE:
+    root = os.environ.get(VARIABLE)
+    if not root or sum(size for _, size, _ in versions) < LARGE:
         return None
-    read = [(str(path), size.st_size, size.st_mtime_ns) for path, size in zip(files, sizes, strict=True)]
     with contextlib.suppress(OSError, TypeError):
-        named = json.dumps([FORMAT, read, key()], sort_keys=True)
+        named = json.dumps([FORMAT, versions, key()], sort_keys=True)
         return Path(root) / "examples" / hashlib.sha256(named.encode()).hexdigest()[:32]
     return None
 
 
-def _store(folder: Path, blocks: Iterable[Block], facts: Callable[[], Any], are_same: Callable[[], bool]) -> Stored:
+def _store(folder: Path, blocks: Iterable[Block], facts: Callable[[], Any], versions: Sequence[Version]) -> Stored:
     """Writes a folder, which appears when it is complete.
 
-    Args:
-        are_same: returns whether the files still are those that `folder` stands for.
-
     Raises:
-        DataError: they are not.
+        DataError: a file is no longer in the version that the folder stands for.
     """
     folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix="new-", ignore_cleanup_errors=True) as name:
@@ -170,8 +173,9 @@ def _store(folder: Path, blocks: Iterable[Block], facts: Callable[[], Any], are_
         new.mkdir()
         size = _write(new / EXAMPLES, blocks)
         (new / FACTS).write_text(json.dumps([size, facts()]), encoding="utf-8")
-        if not are_same():
-            raise DataError("a file of the training or held-out data changed while it was read: start again")
+        for before, now in zip(versions, _versions(path for path, *_ in versions), strict=True):
+            if before != now:
+                raise DataError(f"{before[0]} changed while it was read: start again")
         if not folder.exists():  # another process may have been faster
             new.rename(folder)
     logging.getLogger(__name__).warning("%s examples are stored in %s, for this and later runs", f"{size:,}", folder)
