@@ -190,6 +190,7 @@ def test_the_time_left_says_whether_it_includes_evaluations():
         "0:01:30 left",
         "more than 0:01:30 left",
     ]
+    assert [str(TimeLeft(0.0, is_whole=whole)) for whole in (True, False)] == ["0:00:00 left", "evaluations left"]
 
 
 def test_waiting_is_shown_from_five_percent_on():

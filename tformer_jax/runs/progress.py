@@ -26,7 +26,10 @@ class TimeLeft:
     """Whether evaluations are included, which is so after the first one."""
 
     def __str__(self) -> str:
-        return f"{'' if self.is_whole else 'more than '}{datetime.timedelta(seconds=round(self.seconds))} left"
+        duration = datetime.timedelta(seconds=round(self.seconds))
+        if self.is_whole:
+            return f"{duration} left"
+        return f"more than {duration} left" if duration else "evaluations left"
 
 
 @dataclasses.dataclass(frozen=True)
