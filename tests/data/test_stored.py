@@ -163,7 +163,7 @@ def test_batches_end_by_size(root, monkeypatch):
     text = "".join(f"{'a' * (40 + n)}\t{'b' * n}c\n" for n in range(30))
     (root / "pairs.tsv").write_text(text, encoding="utf-8")
     train = load("pairs", root).train
-    sizes = [batch.num_rows for batch in train._batches]
+    sizes = train._batches.sizes
     assert sum(sizes) == 30
     assert max(sizes) <= 3
     assert "".join(f"{pair['source']}\t{pair['target']}\n" for pair in train) == text

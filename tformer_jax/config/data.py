@@ -83,9 +83,7 @@ class DataConfig(Section):
         low=1.0,
     )
     languages: tuple[str, ...] = setting(
-        ("en", "de", "fr", "es", "it", "nl", "sv", "pl"),
-        "CLDR locales of cldr_language",
-        used_by="source",
+        ("en", "de", "fr", "es", "it", "nl", "sv", "pl"), "CLDR locales of cldr_language", used_by="source"
     )
     dataset: str | None = setting(None, "tfds: NAME, NAME/CONFIG or NAME/CONFIG:VERSION", used_by="source")
     train: tuple[str, ...] = setting(
@@ -150,10 +148,7 @@ class DataConfig(Section):
         used_by="source",
     )
     on_bad_line: str = setting(
-        "stop",
-        "malformed lines: stop, or skip, count and report them",
-        choices=("stop", "skip"),
-        used_by="source",
+        "stop", "malformed lines: stop, or skip, count and report them", choices=("stop", "skip"), used_by="source"
     )
     header: bool = setting(
         False,
@@ -313,7 +308,8 @@ class DataConfig(Section):
         if "file" not in sides and self.tokenizer_file is not None:
             raise self.error("tokenizer_file", f"is used only by data.tokenizer='file', not {sides[0]!r}; write None")
         for name, needed in NEEDED.items():
-            if name in self.changed_settings() and not self._is_used(name):
+            is_used = any(kind in kinds.Users(kinds.TOKENIZERS, name) for kind in sides)
+            if name in self.changed_settings() and not is_used:
                 default = type(self).__dataclass_fields__[name].default
                 raise self.error(name, f"needs {needed}, not {sides[0]!r}; write {default!r}")
         if self.byte_fallback and self.character_coverage is None:
@@ -334,10 +330,6 @@ class DataConfig(Section):
         for symbol in self.symbols:
             if problem := symbol_problem(symbol):
                 raise self.error("symbols", f"{symbol!r} {problem}")
-
-    def _is_used(self, name: str) -> bool:
-        """Returns whether a tokenizer uses the setting."""
-        return any(kind in kinds.Users(kinds.TOKENIZERS, name) for kind in self.tokenizer_kinds)
 
     def _check_batching(self) -> None:
         if self.transforms and self.batching == "windows":

@@ -47,9 +47,7 @@ class DecodeConfig(Section):
         used_by=BEAM_SEARCH,
     )
     renormalize: bool = setting(
-        False,
-        "divide the probabilities of the tokens that the constraints allow by their sum",
-        used_by=BEAM_SEARCH,
+        False, "divide the probabilities of the tokens that the constraints allow by their sum", used_by=BEAM_SEARCH
     )
     temperature: float = setting(
         1.0,
@@ -60,18 +58,10 @@ class DecodeConfig(Section):
     )
     top_k: int | None = setting(None, "keep the k most probable tokens", low=1, high=INT32_MAX, used_by=SAMPLING)
     top_p: float | None = setting(
-        None,
-        "keep the most probable tokens up to this total probability",
-        low=0.0,
-        high=1.0,
-        used_by=SAMPLING,
+        None, "keep the most probable tokens up to this total probability", low=0.0, high=1.0, used_by=SAMPLING
     )
     min_p: float = setting(
-        0.0,
-        "keep tokens with at least this fraction of the highest probability",
-        low=0.0,
-        high=1.0,
-        used_by=SAMPLING,
+        0.0, "keep tokens with at least this fraction of the highest probability", low=0.0, high=1.0, used_by=SAMPLING
     )
     candidates: int = setting(
         1,
@@ -137,8 +127,7 @@ class DecodeConfig(Section):
         choices=("show", "copy", "omit"),
     )
     detokenize: bool = setting(
-        False,
-        "translation: undo the step moses of data.normalize in outputs, which appear only when they are complete",
+        False, "translation: undo the step moses of data.normalize in outputs, which appear only when they are complete"
     )
     markup: str = setting(
         "keep",

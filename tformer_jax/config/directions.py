@@ -34,8 +34,7 @@ class Direction(NamedTuple):
             ValueError: the text is not two different codes, joined by a hyphen.
         """
         source, *targets = text.split("-")
-        named = all(map(LANGUAGE.fullmatch, (source, *targets)))
-        if len(targets) != 1 or not named or source == targets[0]:
+        if len(targets) != 1 or source == targets[0] or not all(map(LANGUAGE.fullmatch, (source, *targets))):
             raise ValueError(f"{text!r} must be two different codes, joined by a hyphen: 'en-de' or 'en-pt_BR'")
         return cls(source, targets[0])
 

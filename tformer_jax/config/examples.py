@@ -4,7 +4,7 @@ import dataclasses
 from typing import ClassVar, NamedTuple
 
 from tformer_jax.config import kinds
-from tformer_jax.config.fields import Section, setting
+from tformer_jax.config.fields import Section, UsedBy, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +48,10 @@ class SpanSizes(NamedTuple):
         return self.noise + self.spans + 1
 
 
+def _objectives(name: str) -> UsedBy:
+    return {"objective": kinds.Users(kinds.OBJECTIVES, f"noise.{name}")}
+
+
 @dataclasses.dataclass(frozen=True)
 class NoiseConfig(Section):
     """Which tokens `data.objective` corrupts."""
@@ -59,23 +63,14 @@ class NoiseConfig(Section):
         "fraction of the tokens that are corrupted (BERT, T5: 0.15, BART: 0.3)",
         above=0.0,
         high=0.49,
-        used_by={"objective": kinds.Users(kinds.OBJECTIVES, "noise.density")},
+        used_by=_objectives("density"),
     )
     mean_span: float = setting(
-        3.0,
-        "mean length of corrupted spans, in tokens (T5, BART: 3)",
-        low=1.0,
-        used_by={"objective": kinds.Users(kinds.OBJECTIVES, "noise.mean_span")},
+        3.0, "mean length of corrupted spans, in tokens (T5, BART: 3)", low=1.0, used_by=_objectives("mean_span")
     )
-    whole_words: bool = setting(
-        False,
-        "mask all tokens of a word, or none",
-        used_by={"objective": kinds.Users(kinds.OBJECTIVES, "noise.whole_words")},
-    )
+    whole_words: bool = setting(False, "mask all tokens of a word, or none", used_by=_objectives("whole_words"))
     permute_sentences: bool = setting(
-        False,
-        "shuffle the sentences of the source (BART)",
-        used_by={"objective": kinds.Users(kinds.OBJECTIVES, "noise.permute_sentences")},
+        False, "shuffle the sentences of the source (BART)", used_by=_objectives("permute_sentences")
     )
 
     def count(self, tokens: int) -> int:

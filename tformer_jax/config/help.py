@@ -4,8 +4,10 @@ import dataclasses
 from collections.abc import Iterator
 
 from tformer_jax.base.checks import annotated_types
-from tformer_jax.config.fields import Bounds, ConfigError, Section, allowed_types, member_types, qualified
+from tformer_jax.config.fields import ConfigError, Section, allowed_types, member_types, qualified
 from tformer_jax.config.schema import Config
+
+BOUNDS = {"low": "at least", "high": "at most", "above": "above", "below": "below"}
 
 
 def explain(name: str = "") -> str:
@@ -45,12 +47,7 @@ def _paragraph(kind: type[Section], key: str, name: str) -> str:
     facts = [f"{types}, default {field.default!r}"]
     if choices := field.metadata["choices"]:
         facts.append(f"allowed: {', '.join(map(str, choices))}")
-    facts += _bounds(field.metadata["bounds"])
-    users = kind.used_by(key)
-    facts += [f"used with {switch}={' or '.join(map(str, values))}" for switch, values in users.items()]
+    bounds = field.metadata["bounds"]._asdict()
+    facts += [f"{BOUNDS[side]} {value}" for side, value in bounds.items() if value is not None]
+    facts += [f"used with {switch}={' or '.join(map(str, users))}" for switch, users in kind.used_by(key).items()]
     return f"{name} ({'; '.join(facts)})\n    {field.metadata['meaning']}"
-
-
-def _bounds(bounds: Bounds) -> Iterator[str]:
-    words = {"low": "at least", "high": "at most", "above": "above", "below": "below"}
-    yield from (f"{words[side]} {value}" for side, value in bounds._asdict().items() if value is not None)

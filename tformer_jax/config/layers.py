@@ -159,10 +159,7 @@ class RotaryConfig(Section):
         True, "round the indices of these frequencies outward, as YaRN's authors do; gpt-oss: False", used_by=YARN
     )
     attention_factor: float | None = setting(
-        None,
-        "scale of rotated queries and of rotated keys; None: 0.1 ln(factor) + 1",
-        above=0.0,
-        used_by=YARN,
+        None, "scale of rotated queries and of rotated keys; None: 0.1 ln(factor) + 1", above=0.0, used_by=YARN
     )
 
     def check(self) -> None:

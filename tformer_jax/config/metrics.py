@@ -1,6 +1,6 @@
 """Metrics: their names, such as `chrf`, or `chrf:to-en` for a group of directions; and the kinds that score texts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tformer_jax.base.errors import UserError
@@ -108,14 +108,6 @@ class Metric:
         return ()
 
 
-class FunctionMetric(Metric):
-    """A kind that is a function `(sources, outputs, references) -> scores`; the score of a corpus is their mean."""
-
-    def __init__(self, name: str, function: Callable[..., Sequence[float]]):
-        self.name = name
-        self.score_texts = function  # type: ignore[method-assign]
-
-
 def build_metric(evaluation: EvalConfig, name: str, language: str, languages: Sequence[str] = ()) -> Metric:
     """Returns the metric `name` of `kinds.METRICS`; the other arguments are as for `Metric`.
 
@@ -123,10 +115,10 @@ def build_metric(evaluation: EvalConfig, name: str, language: str, languages: Se
         UserError: a package or file that it needs is missing.
     """
     kind = kinds.load(kinds.METRICS, name)
-    if not isinstance(kind, type):
-        return FunctionMetric(name, kind)
-    metric: Metric = kind(evaluation, language, languages)
+    metric: Metric = (kind if isinstance(kind, type) else Metric)(evaluation, language, languages)
     metric.name = name
+    if not isinstance(kind, type):  # a function of sources, outputs and references
+        metric.score_texts = kind  # type: ignore[method-assign]
     return metric
 
 

@@ -4,22 +4,12 @@ import dataclasses
 import math
 from typing import Any, ClassVar
 
-from tformer_jax.config import kinds
+from tformer_jax.config import kinds, layers
 from tformer_jax.config.fields import OTHER_TRAINING, SAME_TRAINING, Section, section, setting
-from tformer_jax.config.layers import (
-    DTYPES,
-    FUSED,
-    NORM_PLACEMENTS,
-    PROJECTIONS,
-    QUANTIZATIONS,
-    REMAT_POLICIES,
-    GatedDeltaConfig,
-    MLAConfig,
-    MoEConfig,
-    RelativeConfig,
-    RotaryConfig,
-    check_layer_pattern,
-)
+
+CLASSIFIER = {"family": ("classifier",)}
+TEXT_READERS = {"family": ("classifier", "masked_lm")}
+ENCODERS = {"family": ("seq2seq", "classifier", "masked_lm")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,15 +23,11 @@ class ModelConfig(Section):
     source_vocab_size: int | None = setting(
         None, "source vocabulary; None: the tokenizer's", low=1, used_by={"family": ("seq2seq",)}
     )
-    num_classes: int | None = setting(
-        None, "number of classes; None: taken from the data", low=1, used_by={"family": ("classifier",)}
-    )
+    num_classes: int | None = setting(None, "number of classes; None: taken from the data", low=1, used_by=CLASSIFIER)
     max_length: int = setting(256, "maximum sequence length, in tokens", low=1)
 
     dim: int = setting(512, "[D] model width", low=1)
-    encoder_layers: int = setting(
-        6, "[L] encoder depth", low=0, used_by={"family": ("seq2seq", "classifier", "masked_lm")}
-    )
+    encoder_layers: int = setting(6, "[L] encoder depth", low=0, used_by=ENCODERS)
     decoder_layers: int = setting(6, "[L] decoder depth", low=0, used_by={"family": ("seq2seq", "decoder_lm")})
     layer_pattern: tuple[str, ...] = setting(
         ("full",),
@@ -49,18 +35,14 @@ class ModelConfig(Section):
         "attention without positions) or gated_delta (recurrence)",
         choices=kinds.LAYERS,
     )
-    shared_layers: bool = setting(
-        False,
-        "all layers have the same parameters (ALBERT)",
-        used_by={"family": ("classifier", "masked_lm")},
-    )
+    shared_layers: bool = setting(False, "all layers have the same parameters (ALBERT)", used_by=TEXT_READERS)
     scan_layers: bool = setting(
         False, "scan over repetitions of layer_pattern, not an unrolled stack: compiles faster, draws other parameters"
     )
     remat: str = setting(
         "none",
         "rematerialization: the jax.checkpoint_policies entry that selects saved values",
-        choices=REMAT_POLICIES,
+        choices=layers.REMAT_POLICIES,
         resumable=SAME_TRAINING,
     )
 
@@ -77,10 +59,10 @@ class ModelConfig(Section):
     )
     head_dim: int | None = setting(None, "[H] size of one head; None: D / N", low=1)
     attention_projections: str = setting(
-        "separate", "how query, key and value are projected", choices=FUSED, used_by="attention"
+        "separate", "how query, key and value are projected", choices=layers.FUSED, used_by="attention"
     )
     attention_bias: tuple[str, ...] = setting(
-        PROJECTIONS, "projections that have a bias", choices=PROJECTIONS, used_by="attention"
+        layers.PROJECTIONS, "projections that have a bias", choices=layers.PROJECTIONS, used_by="attention"
     )
     attention_scale: float | None = setting(
         None,
@@ -105,8 +87,8 @@ class ModelConfig(Section):
         choices=("heads", "rotated_heads", "width"),
         used_by={"qk_norm": (True,)},
     )
-    mla: MLAConfig = section(MLAConfig, used_by="attention")
-    gated_delta: GatedDeltaConfig = section(GatedDeltaConfig, used_by="attention")
+    mla: layers.MLAConfig = section(layers.MLAConfig, used_by="attention")
+    gated_delta: layers.GatedDeltaConfig = section(layers.GatedDeltaConfig, used_by="attention")
     window: int | None = setting(
         None,
         "`window` layers: size of the window; a token attends to positions less than `window` away (decoders: itself "
@@ -117,7 +99,7 @@ class ModelConfig(Section):
         None,
         "encoder: maximum distance of the later tokens that a token attends to; None: no limit",
         low=0,
-        used_by={"family": ("seq2seq", "classifier", "masked_lm")},
+        used_by=ENCODERS,
     )
     prefix_lm: bool = setting(False, "bidirectional attention within the prompt", used_by={"family": ("decoder_lm",)})
 
@@ -128,18 +110,18 @@ class ModelConfig(Section):
         low=0,
         used_by="position",
     )
-    rotary: RotaryConfig = section(RotaryConfig, used_by="position")
-    relative: RelativeConfig = section(RelativeConfig, used_by="position")
+    rotary: layers.RotaryConfig = section(layers.RotaryConfig, used_by="position")
+    relative: layers.RelativeConfig = section(layers.RelativeConfig, used_by="position")
 
     ffn: str = setting("mlp", "kind of FFN", choices=kinds.FFNS)
     ffn_dim: int = setting(2048, "[F] FFN width; for moe, the width of one expert", low=1)
     activation: str = setting("relu", "FFN activation; with a gated FFN, of the gate", choices=kinds.ACTIVATIONS)
     ffn_bias: bool = setting(True, "biases in the FFN")
-    moe: MoEConfig = section(MoEConfig, used_by="ffn")
+    moe: layers.MoEConfig = section(layers.MoEConfig, used_by="ffn")
 
     norm: str = setting("layernorm", "normalization", choices=kinds.NORMS)
     norm_placement: str = setting(
-        "pre", "x + f(norm(x)), norm(x + f(x)), x + norm(f(norm(x))), or x + norm(f(x))", choices=NORM_PLACEMENTS
+        "pre", "x + f(norm(x)), norm(x + f(x)), x + norm(f(norm(x))), or x + norm(f(x))", choices=layers.NORM_PLACEMENTS
     )
     norm_eps: float = setting(1e-5, "added to the variance before the square root", low=1e-12)
     norm_bias: bool = setting(True, "shift parameter of LayerNorm", used_by="norm")
@@ -160,41 +142,28 @@ class ModelConfig(Section):
         None,
         "width of embeddings, from which a projection leads to dim, and back in head_transform (ALBERT); None: dim",
         low=1,
-        used_by={"family": ("classifier", "masked_lm")},
+        used_by=TEXT_READERS,
     )
     embedding_multiplier: float = setting(1.0, "multiply token embeddings by this number, too (Granite)", above=0.0)
     residual_multiplier: float = setting(1.0, "multiply outputs of sub-layers by this number (Granite)", above=0.0)
     token_types: int = setting(
-        0,
-        "number of token types, each with a learned embedding (BERT: 2)",
-        low=0,
-        used_by={"family": ("classifier", "masked_lm")},
+        0, "number of token types, each with a learned embedding (BERT: 2)", low=0, used_by=TEXT_READERS
     )
     output_bias: bool = setting(False, "bias on the logits", used_by={"family": ("seq2seq", "decoder_lm", "masked_lm")})
     scale_output: bool = setting(False, "divide the input of the output head by sqrt(D); D is base_dim with muP")
     output_divisor: float = setting(1.0, "divide the input of the output head by this number (Granite)", above=0.0)
     output_softcap: float | None = setting(None, "cap of the logits: cap * tanh(logits / cap); None: no cap", above=0.0)
-    pooling: str = setting("mean", "pooling over tokens", choices=kinds.POOLINGS, used_by={"family": ("classifier",)})
-    pooler: bool = setting(
-        False, "pooler_activation(W x + b) between pooling and logits", used_by={"family": ("classifier",)}
-    )
+    pooling: str = setting("mean", "pooling over tokens", choices=kinds.POOLINGS, used_by=CLASSIFIER)
+    pooler: bool = setting(False, "pooler_activation(W x + b) between pooling and logits", used_by=CLASSIFIER)
     pooler_activation: str = setting(
-        "tanh",
-        "activation of the pooler; DistilBERT: relu",
-        choices=("tanh", "relu"),
-        used_by={"family": ("classifier",)},
+        "tanh", "activation of the pooler; DistilBERT: relu", choices=("tanh", "relu"), used_by=CLASSIFIER
     )
     head_transform: bool = setting(
-        False,
-        "norm(activation(W x + b)) before the output head (BERT's of masked tokens)",
-        used_by={"family": ("classifier", "masked_lm")},
+        False, "norm(activation(W x + b)) before the output head (BERT's of masked tokens)", used_by=TEXT_READERS
     )
-    transform_bias: bool = setting(True, "bias of head_transform", used_by={"family": ("classifier", "masked_lm")})
+    transform_bias: bool = setting(True, "bias of head_transform", used_by=TEXT_READERS)
     transform_activation: str | None = setting(
-        None,
-        "activation of head_transform; None: activation",
-        choices=kinds.ACTIVATIONS,
-        used_by={"family": ("classifier", "masked_lm")},
+        None, "activation of head_transform; None: activation", choices=kinds.ACTIVATIONS, used_by=TEXT_READERS
     )
 
     dropout: float = setting(0.1, "dropout rate of embeddings and of each sub-layer's output", low=0.0, below=1.0)
@@ -233,23 +202,25 @@ class ModelConfig(Section):
         "widths and, with head_dim=None, num_heads the same",
         low=1,
     )
-    dtype: str = setting("float32", "dtype of the computation", choices=DTYPES, resumable=OTHER_TRAINING)
+    dtype: str = setting("float32", "dtype of the computation", choices=layers.DTYPES, resumable=OTHER_TRAINING)
     param_dtype: str = setting(
-        "float32", "dtype of the parameters but routers, rounded to it after each step", choices=DTYPES
+        "float32", "dtype of the parameters but routers, rounded to it after each step", choices=layers.DTYPES
     )
     gradient_dtype: str = setting(
         "float32",
         "dtype in which gradients are summed over tokens and devices; errors of bfloat16 grow with the devices",
-        choices=DTYPES,
+        choices=layers.DTYPES,
         used_by={"dtype": ("bfloat16",)},
     )
     quantization: str | None = setting(
-        None, "round kernels of layers (int8_weights), or also their inputs (int8), to int8", choices=QUANTIZATIONS
+        None,
+        "round kernels of layers (int8_weights), or also their inputs (int8), to int8",
+        choices=layers.QUANTIZATIONS,
     )
 
     def check(self) -> None:
         self._check_heads()
-        check_layer_pattern(self)
+        layers.check_layer_pattern(self)
         if (self.base_dim is not None) != (self.parameterization == "mup"):
             raise self.error("base_dim", "must be a width for model.parameterization='mup', and None otherwise")
         if self.shared_layers and (self.period > 1 or self.scan_layers or not self.first_norm or self.uses_experts):

@@ -86,9 +86,7 @@ class Config(Section):
         None, "what the model is trained for; None: by model.family and data.objective", choices=kinds.TASKS
     )
     imports: tuple[str, ...] = setting(
-        (),
-        "modules of other code that register kinds; imported when the run is used",
-        resumable=SAME_TRAINING,
+        (), "modules of other code that register kinds; imported when the run is used", resumable=SAME_TRAINING
     )
     model: ModelConfig = section(ModelConfig)
     data: DataConfig = section(DataConfig)
@@ -138,7 +136,6 @@ class Config(Section):
             raise self.eval.error("references", "must be 'raw' without data.normalize")
 
     def _check_data(self) -> None:
-        """Raises `ConfigError` for data that does not fit the model."""
         if self.data.longest > self.model.max_length:
             longer = self.data.batching == "packed" and (self.data.source_window or 0) > self.data.window
             name = "bucket_lengths" if self.data.batching == "buckets" else "source_window" if longer else "window"
@@ -151,7 +148,6 @@ class Config(Section):
             )
 
     def _check_training(self) -> None:
-        """Raises `ConfigError` for settings of training or the optimizer that do not fit the others."""
         mup = self.model.parameterization == "mup"
         rows = "batch_multiple" if self.data.batching == "buckets" else "batch_size"
         if getattr(self.data, rows) % self.train.accumulate:

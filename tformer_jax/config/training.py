@@ -89,7 +89,6 @@ class OptimConfig(Section):
     )
 
     def without_effect(self) -> list[str]:
-        """As `Section.without_effect`."""
         unused = super().without_effect()
         if "decayed" in self.changed_settings() and not self.weight_decay:
             unused.append(f"optim.decayed={self.decayed} has no effect with optim.weight_decay=0.0")
@@ -219,7 +218,6 @@ class TrainConfig(Section):
     )
 
     def without_effect(self) -> list[str]:
-        """As `Section.without_effect`."""
         unused = super().without_effect()
         if self.ema_decay is not None and self.weights != "ema":
             unused.append(f"train.ema_decay={self.ema_decay} has no effect with train.weights={self.weights!r}")

@@ -117,8 +117,7 @@ class BucketIterator(grain.DatasetIterator):
                 if self._stages is not None:
                     self._stages.count_examples(bucket)
                 own = self._reader.own(bucket)
-                batch = _bucket_batch(self._reader.ids(own), len(own), length, example.lengths)
-                return self._reader.complete(batch)
+                return self._reader.complete(_bucket_batch(self._reader.ids(own), len(own), length, example.lengths))
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state between two batches; `columns.jsonable` converts it to JSON."""

@@ -16,16 +16,8 @@ SPACES: Ranges = (
 """White space, ends of lines and separators: the characters for which `str.isspace` is true."""
 REMOVED: Ranges = (
     *((0x00, 0x08), (0x0E, 0x1B), (0x7F, 0x84), (0x86, 0x9F), (0xAD, 0xAD), (0x034F, 0x034F), (0x061C, 0x061C)),
-    *(
-        (0x200B, 0x200B),
-        (0x200E, 0x200F),
-        (0x202A, 0x202E),
-        (0x2060, 0x2064),
-        (0x2066, 0x206F),
-        (0xFEFF, 0xFEFF),
-        (0xFFF9, 0xFFFB),
-    ),
-    *((0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A)),
+    *((0x200B, 0x200B), (0x200E, 0x200F), (0x202A, 0x202E), (0x2060, 0x2064), (0x2066, 0x206F), (0xFEFF, 0xFEFF)),
+    *((0xFFF9, 0xFFFB), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A)),
 )
 """Control characters, soft hyphens, zero-width spaces, byte order marks, bidirectional and other format characters."""
 JOINERS: Ranges = ((0x180E, 0x180E), (0x200C, 0x200D))
@@ -84,21 +76,16 @@ def whole_words(phrases: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(whole(phrase) for phrase in sorted(phrases, key=len, reverse=True)))
 
 
-def _escape(code: int) -> str:
-    return f"\\U{code:08x}"
-
-
-def _letters(*groups: Ranges, escape: Callable[[int], str] = _escape) -> str:
-    return "".join(f"{escape(first)}-{escape(last)}" for group in groups for first, last in group)
-
-
 def rules(escape: Callable[[int], str]) -> list[tuple[str, str]]:
     """Returns the regular expressions and replacements that, in order, clean a text up to spaces at its ends.
 
     Args:
         escape: writes a code point within brackets in the syntax of the library that compiles the expressions.
     """
-    letters = functools.partial(_letters, escape=escape)
+
+    def letters(*groups: Ranges) -> str:
+        return "".join(f"{escape(first)}-{escape(last)}" for group in groups for first, last in group)
+
     joiner = f"[{letters(JOINERS)}]"
     return [
         (f"[{letters(REMOVED)}]+", ""),
@@ -109,7 +96,7 @@ def rules(escape: Callable[[int], str]) -> list[tuple[str, str]]:
     ]
 
 
-_RULES = [(re.compile(pattern), replacement) for pattern, replacement in rules(_escape)]
+_RULES = [(re.compile(pattern), replacement) for pattern, replacement in rules("\\U{:08x}".format)]
 GRAPHEME_JOINER = "\u034f"
 """The only character but the space that the rules change and `str.isprintable` accepts."""
 

@@ -40,13 +40,11 @@ class Column(NamedTuple):
 
     def append(self, token: int | np.ndarray) -> "Column":
         """Appends a token, or one for each example (int [examples]), to each example."""
-        lengths = self.lengths + 1
-        return Column(self._insert(token, np.cumsum(lengths) - 1), lengths)
+        return Column(np.insert(self.ids, np.cumsum(self.lengths), token), self.lengths + 1)
 
     def prepend(self, token: int | np.ndarray) -> "Column":
         """Prepends a token, or one for each example (int [examples]), to each example."""
-        lengths = self.lengths + 1
-        return Column(self._insert(token, np.cumsum(lengths) - lengths), lengths)
+        return Column(np.insert(self.ids, np.cumsum(self.lengths) - self.lengths, token), self.lengths + 1)
 
     def surround(self, before: Sequence[int | np.ndarray], after: Sequence[int | np.ndarray] = ()) -> "Column":
         """Puts each example between the tokens `before` and `after`, as in `prepend` and `append`."""
@@ -70,13 +68,6 @@ class Column(NamedTuple):
         last = np.cumsum(pieces)[pieces > 0] - 1
         lengths[last] = (self.lengths - limit * (pieces - 1))[pieces > 0]
         return Column(self.ids, lengths)
-
-    def _insert(self, token: int | np.ndarray, indices: np.ndarray) -> np.ndarray:
-        result = np.empty(len(self.ids) + len(indices), np.int32)
-        others = np.ones(len(result), bool)
-        others[indices] = False
-        result[indices], result[others] = token, self.ids
-        return result
 
 
 Block = dict[str, Column]
@@ -124,7 +115,10 @@ class PendingExamples(tuple[PendingExample, ...]):
     @classmethod
     def restored(cls, examples: Iterable[Sequence[Any]]) -> "PendingExamples":
         """Restores a snapshot, or the output of `jsonable` for one."""
-        return cls(PendingExample(lengths, _arrays(ids), *rest) for lengths, ids, *rest in examples)
+        return cls(
+            PendingExample(lengths, ids and {key: np.asarray(row, np.int32) for key, row in ids.items()}, *rest)
+            for lengths, ids, *rest in examples
+        )
 
 
 def with_ids(examples: Iterable[TokenIds]) -> list[PendingExample]:
@@ -135,10 +129,6 @@ def with_ids(examples: Iterable[TokenIds]) -> list[PendingExample]:
 def split_block(block: Block) -> list[PendingExample]:
     """Returns the examples of a block."""
     return with_ids(split_examples(block))
-
-
-def _arrays(ids: Any) -> Any:
-    return ids and {key: np.asarray(values, np.int32) for key, values in ids.items()}
 
 
 def jsonable(state: Any) -> Any:

@@ -77,7 +77,7 @@ def facts_of_data(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> dict[s
         "model.family": cfg.model.family,
         "model.vocab_size": cfg.model.vocab_size,
         "the longest rows, data.long_pairs or data.long_documents": [
-            *(convert.length, convert.source_length, convert.drop, convert.split),
+            *(convert.length, convert.source_length, convert.drop, convert.split)
         ],
         "data.filters.blank_sides": convert.drop_blank,
     }
@@ -213,7 +213,6 @@ def _complete(top_file: Any, ends_file: Any, dtype: np.dtype) -> tuple[int, int]
 
 
 def _mean_mass(path: Path, dtype: np.dtype) -> float:
-    """Returns the mean probability of all stored tokens of a label."""
     top, total = np.memmap(path, dtype, mode="r"), 0.0
     for start in range(0, len(top), AT_ONCE):
         total += float(np.exp(top["log_p"][start : start + AT_ONCE], dtype=np.float64).sum())

@@ -1,12 +1,13 @@
 """The examples of a corpus that are assigned to batches whole, in training and evaluation."""
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 import grain
 
-from tformer_jax.config import Config, DataConfig
+from tformer_jax.config import Config
 from tformer_jax.config.task import task_of
 from tformer_jax.data.columns import Block, PendingExample, split_block
 from tformer_jax.data.corpora import Corpus, DataError
@@ -15,7 +16,6 @@ from tformer_jax.data.loading import LoadedBlocks
 from tformer_jax.data.order import index_blocks, numbered_blocks
 from tformer_jax.data.rows import (
     BLOCK,
-    BlockReader,
     EvaluationPass,
     LengthReader,
     RowReader,
@@ -23,6 +23,7 @@ from tformer_jax.data.rows import (
     bucket_sizes,
     id_reader,
     pending_reader,
+    read_block,
 )
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.transforms import build_transforms
@@ -75,7 +76,8 @@ def training_examples(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shard
     if cfg.data.stages:
         from tformer_jax.data.stages import example_stages
 
-        block = min(block, _smallest_batch(cfg.data))  # a stage ends between two blocks
+        sizes = bucket_sizes(cfg.data).values() if cfg.data.batching == "buckets" else [cfg.data.batch_size]
+        block = min(block, *sizes)  # a stage ends between two blocks
         stages = example_stages(cfg, corpus, tokenizers, block)
     elif cfg.data.weights or cfg.data.temperature != 1 or cfg.data.upsampling is not None:
         from tformer_jax.data.mixtures import example_weights
@@ -88,7 +90,7 @@ def training_examples(cfg: Config, corpus: Corpus, tokenizers: Tokenizers, shard
     if not isinstance(reader, Tokenized):
         lengths = blocks.map(LengthReader(reader, convert, taught))
         return TrainingExamples(LoadedBlocks(lengths, 0, stages), rows, stages)
-    loaded = LoadedBlocks(blocks.map(BlockReader(reader, convert)), cfg.data.workers, stages)
+    loaded = LoadedBlocks(blocks.map(functools.partial(read_block, reader, convert)), cfg.data.workers, stages)
     return TrainingExamples(loaded.map(_UsableExamples(block)), rows, stages)
 
 
@@ -120,11 +122,6 @@ def _distributions(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> "Dist
     from tformer_jax.data.distributions import Distributions, is_stored
 
     return Distributions(cfg, corpus, tokenizers) if is_stored(cfg.train.teacher) else None
-
-
-def _smallest_batch(cfg: DataConfig) -> int:
-    """Returns the minimum number of examples in a batch."""
-    return min(bucket_sizes(cfg).values()) if cfg.batching == "buckets" else cfg.batch_size
 
 
 def evaluation_examples(cfg: Config, split: EvaluationPass) -> tuple[Iterator[PendingExample], RowReader]:

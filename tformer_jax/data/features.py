@@ -28,7 +28,6 @@ class IdReader(Protocol):
 
     def read(self, indices: Sequence[int]) -> Block:
         """Returns the token ids of the examples at `indices`."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,27 +86,24 @@ def tokenize(
             sizes = block["target"].lengths.tolist()
             places = [linked_places(tokenizers, pair, size) for pair, size in zip(given, sizes, strict=True)]
             block[key] = Column.from_rows(places)
-            continue
-        if key == "label":
+        elif key == "label":
             assert labels is not None
             block[key] = Column.from_rows([[labels.index(value)] for value in values])
-            continue
-        if key == "messages":
+        elif key == "messages":
             from tformer_jax.data.tokenizers.chats import encode_chats
 
             block |= encode_chats(tokenizers.target, values)
-            continue
-        if key == "direction":
+        elif key == "direction":
             from tformer_jax.data.tags import direction_column
 
             block[key] = direction_column(tokenizers, values)
-            continue
-        tokenizer = tokenizers.source if key == "source" else tokenizers.target
-        rows = tokenizer.encode_batch(values)
-        if changes:
-            drawn = zip(rows, values, changes, strict=True)
-            rows = [transforms.change_ids(ids, text, tokenizer, rng) for ids, text, (transforms, rng) in drawn]
-        block[key] = Column.from_rows(rows)
+        else:
+            tokenizer = tokenizers.source if key == "source" else tokenizers.target
+            rows = tokenizer.encode_batch(values)
+            if changes:
+                drawn = zip(rows, values, changes, strict=True)
+                rows = [transforms.change_ids(ids, text, tokenizer, rng) for ids, text, (transforms, rng) in drawn]
+            block[key] = Column.from_rows(rows)
     if block.keys() == {"text"}:
         block["text"] = block["text"].surround(tokenizers.target.special.before)
     return block
@@ -195,7 +191,7 @@ class FeatureConverter:
             chosen = fits & self._has_tokens(lengths)
             ids = {key: column.select(chosen) for key, column in ids.items()}
         source = self._truncate(ids["source"], self.limits(ids)["source"], self.settings[1])
-        source_tags, tags = ((), ()) if self.tags is None else (self.tags.of_sources(ids), self.tags.of_targets(ids))
+        source_tags, tags = ((), ()) if self.tags is None else self.tags.of_sides(ids)
         first, last = ((), source_tags) if self.source.tags_last else (source_tags, ())
         start, tags = self.target.start_target(tags)
         inputs, labels = (
@@ -216,18 +212,15 @@ class FeatureConverter:
             "target_out": target,
         }
 
-    def _tag_count(self, side: str) -> int:
-        if self.tags is None:
-            return 0
-        return len(self.tags.source if side == "source" else self.target.start_target(self.tags.target)[1])
-
     def limits(self, keys: Collection[str]) -> dict[str, int]:
         """Returns the maximum number of ids of each text of examples with these keys; {} if texts are split."""
         if "source" in keys:
-            return {
-                "source": self.source_length - self.source.added_to_side - self._tag_count("source"),
-                "target": self.length - self.target.added_to_side - self._tag_count("target"),
-            }
+            source = self.source_length - self.source.added_to_side
+            target = self.length - self.target.added_to_side
+            if self.tags is not None:
+                source -= len(self.tags.source)
+                target -= len(self.target.start_target(self.tags.target)[1])
+            return {"source": source, "target": target}
         if "label" in keys:
             return {"text": self.length - self.target.added_to_text}
         if "messages" in keys:

@@ -11,7 +11,6 @@ from babel.core import get_global
 from tformer_jax.base.errors import list_names
 
 CODE = re.compile(r"([a-z]{2,3})(?:[-_]([a-z]{4}))?(?:[-_]([a-z]{2}|[0-9]{3}))?", re.IGNORECASE)
-"""Language, script and region."""
 SCRIPTS = {"latin": "Latn", "iqtelif": "Latn", "cyrillic": "Cyrl", "devanagari": "Deva"}
 """Scripts by the modifiers of locales of gettext, such as `sr@latin`."""
 SIDES = {"src", "trg", "tgt"}

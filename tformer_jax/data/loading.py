@@ -60,8 +60,7 @@ class BlockIterator(grain.DatasetIterator):
         self._loader.close()
         if self._stages is not None:
             self._stages.set_state(state["stages"])
-        by_worker = state.get("iterators_in_use_states", [state])
-        self._continue_at(sum(part["next_index"] for part in by_worker))
+        self._continue_at(sum(part["next_index"] for part in state.get("iterators_in_use_states", [state])))
 
     def start_prefetch(self) -> None:
         """Starts the workers."""

@@ -154,8 +154,7 @@ def put_back(segment: Segment, output: str, links: Sequence[tuple[int, int]]) ->
     aligned: dict[int, set[int]] = {}
     for source, target in links:
         aligned.setdefault(source, set()).add(target)
-    items = [*_arranged(segment.marks, _Places(spans, aligned), 0, len(units))]
-    return _written(items, output, units)
+    return _written([*_arranged(segment.marks, _Places(spans, aligned), 0, len(units))], output, units)
 
 
 class _Places(NamedTuple):

@@ -41,7 +41,6 @@ class Order(Protocol):
 
     def number_block(self, size: int, number: int) -> np.ndarray:
         """Returns the numbers `epoch * total + index` of block `number` of `size` examples: int64 [size]."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)

@@ -166,18 +166,11 @@ class PackedIterator(grain.DatasetIterator):
     """Packs a parent's pending examples into batches of `rows` rows and yields this process's.
 
     The examples of a row are chosen from `pool` pending ones. Each side of `capacity` (tokens by key) must hold every
-    single example. Its state is the parent's state and the
-    pending examples.
+    single example. Its state is the parent's state and the pending examples.
     """
 
     def __init__(
-        self,
-        parent: grain.DatasetIterator,
-        examples: TrainingExamples,
-        *,
-        rows: int,
-        capacity: dict[str, int],
-        pool: int,
+        self, parent: grain.DatasetIterator, examples: TrainingExamples, rows: int, capacity: dict[str, int], pool: int
     ):
         super().__init__(parent)
         self._rows, self._capacity, self._reader, self._stages = rows, capacity, examples.rows, examples.stages
@@ -209,12 +202,10 @@ def packed_once(
     """Yields this process's rows of batches that hold every example once; the last rows may be padding."""
     pool = Pool(capacity, examples)
     while pool.examples:
-        taken = [pool.take_row() if pool.examples else [] for _ in range(rows)]
-        yield _own_rows(taken, capacity, reader)
+        yield _own_rows([pool.take_row() if pool.examples else [] for _ in range(rows)], capacity, reader)
 
 
 def _own_rows(rows: list[list[PendingExample]], capacity: dict[str, int], reader: RowReader) -> dict[str, np.ndarray]:
-    """Packs this process's rows of a batch."""
     own = reader.own(rows)
     ids = iter(reader.ids(list(itertools.chain.from_iterable(own))))
     packed = pack_rows([list(itertools.islice(ids, len(row))) for row in own], capacity, list(rows[0][0].lengths))

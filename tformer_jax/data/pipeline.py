@@ -75,13 +75,11 @@ def evaluation_batches(
     rows = -(-cfg.eval.batch_size // shards.count) * shards.count
     chosen = range(len(examples)) if indices is None else indices
     reader = id_reader(examples, tokenizers, labels, build_formats(cfg))
-    split = EvaluationPass(reader, tokenizers, chosen, rows, shards)
-    batches = _batching(cfg).evaluation_batches(cfg, split)
+    batches = _batching(cfg).evaluation_batches(cfg, EvaluationPass(reader, tokenizers, chosen, rows, shards))
     return (_check_ids(tokenizers, batch) for batch in batches)
 
 
 def _batching(cfg: Config) -> type[Batching]:
-    """Returns the class in `kinds.BATCHINGS` that makes the batches of a config."""
     return kinds.load(kinds.BATCHINGS, "corrupted_windows" if cfg.data.objective else cfg.data.batching)
 
 

@@ -123,10 +123,8 @@ def pattern_outside(names: Iterable[str], symbols: Iterable[str]) -> str:
 
 @functools.cache
 def _pattern(placeholders: Placeholders) -> re.Pattern[str]:
-    chosen = pattern_outside(placeholders.names, placeholders.symbols)
-    return re.compile(f"{chosen}|[{NUMBERED[0]}-{NUMBERED[-1]}]")
+    return re.compile(f"{pattern_outside(placeholders.names, placeholders.symbols)}|[{NUMBERED[0]}-{NUMBERED[-1]}]")
 
 
 def _unnumbered(match: re.Match[str]) -> str:
-    """Returns the text of a placeholder without a number."""
     return "" if match[0] in NUMBERED else match[0]

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tformer_jax.base.paths import checksum, replacing_folder
 from tformer_jax.config import Config, kinds, to_dict
 from tformer_jax.config.task import task_of
 from tformer_jax.data.columns import TokenIds, split_examples
-from tformer_jax.data.corpora import DataError, Example, stream_corpus
+from tformer_jax.data.corpora import DataError, Splits, stream_corpus
 from tformer_jax.data.corpora.array_records import LENGTH, SUFFIXES, encode_record, id_dtype
 from tformer_jax.data.corpora.corpus import CHATS, Endless
 from tformer_jax.data.corpora.example import NO_TEXT
@@ -107,8 +107,7 @@ def prepare(
     with replacing_folder(folder) as partial:
         tokenizers.save(partial / TOKENIZERS)
         for split in ("train", "validation", "test"):
-            writer = _SplitWriter(cfg, partial, split, tokenizers, splits.labels, shards)
-            summaries[split] = writer.write(getattr(splits, split), progress)
+            summaries[split] = _write_split(cfg, partial, split, splits, tokenizers, shards, progress)
         for split, counts in splits.left_out.items():
             summaries[split].skipped = counts
         metadata = {
@@ -139,58 +138,37 @@ def is_prepared(folder: Path) -> bool:
     return {"format", "tokenizers", "splits"} <= {*metadata} and all(path.name in names for path in folder.iterdir())
 
 
-class _SplitWriter:
+def _write_split(
+    cfg: Config, folder: Path, split: str, splits: Splits, tokenizers: Tokenizers, shards: int, progress: Progress
+) -> Summary:
     """Writes the records of a split, spread over its files, and for plain text the stream of all tokens."""
-
-    def __init__(
-        self,
-        cfg: Config,
-        folder: Path,
-        split: str,
-        tokenizers: Tokenizers,
-        labels: tuple[str, ...] | None,
-        shards: int,
-    ):
-        self._keys = stored_keys(cfg)
-        self._folder, self._split, self._shards = folder, split, shards
-        self._tokenizers, self._labels = tokenizers, labels
-        self._dtype = id_dtype(max(tokenizers.source.vocab_size, tokenizers.target.vocab_size))
-        self._streams = self._keys == ("text",)
-
-    def write(self, examples: Iterable[Example], progress: Progress) -> Summary:
-        chunks = _chunks(examples)
-        first = next(chunks, None)
-        if first is None:
-            raise no_example(self._split, examples)
-        count = self._shards if len(first) == EXAMPLES_PER_CHUNK else 1
-        end = self._tokenizers.target.special.eos[0]
-        names = [f"{self._split}-{number:05}-of-{count:05}.array_record" for number in range(count)]
-        summary = Summary(names)
-        with contextlib.ExitStack() as files:
-            writers = [ArrayRecordWriter(str(self._folder / name), WRITER_OPTIONS) for name in names]
-            for writer in writers:
-                files.callback(writer.close)
-            lengths = files.enter_context((self._folder / f"{self._split}.lengths").open("wb"))
-            stream = files.enter_context((self._folder / f"{self._split}.tokens").open("wb")) if self._streams else None
-            for chunk in itertools.chain([first], chunks):
-                block = tokenize(chunk, self._tokenizers, self._labels)
-                for example, ids in zip(chunk, split_examples(block), strict=True):
-                    if stream is not None:
-                        separator = [end] if summary.examples else []
-                        stream.write(np.array([*separator, *ids["text"]], self._dtype).tobytes())
-                    texts = [example[key] for key in self._keys]
-                    record = encode_record(texts, [ids[key] for key in self._keys], self._dtype)
-                    writers[summary.examples % count].write(record)
-                    lengths.write(np.array([len(ids[key]) for key in self._keys], LENGTH).tobytes())
-                    summary.count(ids, example.get("direction"))
-                progress(self._split, len(chunk))
-        return summary
-
-
-def _chunks(examples: Iterable[Example]) -> Iterator[list[Example]]:
-    iterator = iter(examples)
-    while chunk := list(itertools.islice(iterator, EXAMPLES_PER_CHUNK)):
-        yield chunk
+    examples, keys = iter(getattr(splits, split)), stored_keys(cfg)
+    dtype = id_dtype(max(tokenizers.source.vocab_size, tokenizers.target.vocab_size))
+    chunks = iter(lambda: list(itertools.islice(examples, EXAMPLES_PER_CHUNK)), [])
+    first = next(chunks, None)
+    if first is None:
+        raise no_example(split, getattr(splits, split))
+    count = shards if len(first) == EXAMPLES_PER_CHUNK else 1
+    names = [f"{split}-{number:05}-of-{count:05}.array_record" for number in range(count)]
+    summary = Summary(names)
+    with contextlib.ExitStack() as files:
+        writers = [ArrayRecordWriter(str(folder / name), WRITER_OPTIONS) for name in names]
+        for writer in writers:
+            files.callback(writer.close)
+        lengths = files.enter_context((folder / f"{split}.lengths").open("wb"))
+        stream = files.enter_context((folder / f"{split}.tokens").open("wb")) if keys == ("text",) else None
+        for chunk in itertools.chain([first], chunks):
+            block = tokenize(chunk, tokenizers, splits.labels)
+            for example, ids in zip(chunk, split_examples(block), strict=True):
+                if stream is not None:
+                    separator = [tokenizers.target.special.eos[0]] if summary.examples else []
+                    stream.write(np.array([*separator, *ids["text"]], dtype).tobytes())
+                record = encode_record([example[key] for key in keys], [ids[key] for key in keys], dtype)
+                writers[summary.examples % count].write(record)
+                lengths.write(np.array([len(ids[key]) for key in keys], LENGTH).tobytes())
+                summary.count(ids, example.get("direction"))
+            progress(split, len(chunk))
+    return summary
 
 
 def stored_origin(folder: Path) -> dict[str, Any]:

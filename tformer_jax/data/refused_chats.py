@@ -1,6 +1,7 @@
 """Conversations that a chat template refuses: they stop a run before training, or are left out and counted."""
 
 import dataclasses
+import itertools
 import logging
 from collections.abc import Sequence
 
@@ -16,40 +17,32 @@ from tformer_jax.data.tokenizers.chats import locate_answers
 REFUSED = "the chat template refuses it"
 
 
-@dataclasses.dataclass
-class TemplateCheck:
-    """Tells whether a template writes the conversations of a split, and remembers those that it refuses."""
+def _accepted(
+    tokenizer: Tokenizer, split: str, examples: Sequence[Example], advice: str | None, refused: list[str], before: int
+) -> Sequence[Example]:
+    """Returns the conversations of a split that its template writes; the parts of a mixture stay apart.
 
-    tokenizer: Tokenizer
-    split: str
-    advice: str | None
-    """What the error about a refused conversation recommends; None: no error."""
-    refused: list[str] = dataclasses.field(default_factory=list)
-    """Descriptions of the refused conversations so far."""
+    Args:
+        advice: what the error about a refused conversation recommends; None: it is described in `refused` instead.
+        before: number of conversations of the split before these.
 
-    def accepts(self, number: int, example: Example) -> bool:
-        """Returns whether the template writes the conversation with this number in the split.
-
-        Raises:
-            DataError: it does not, and there is advice.
-        """
+    Raises:
+        DataError: a conversation is refused, and there is advice.
+    """
+    if isinstance(examples, Joined):
+        parts = zip(examples.parts, itertools.accumulate(examples.sizes, initial=before), strict=False)
+        return Joined([_accepted(tokenizer, split, part, advice, refused, start) for part, start in parts])
+    chosen = []
+    for index, example in enumerate(examples):
         try:
-            locate_answers(self.tokenizer, Chat.from_json(example["messages"]))
+            locate_answers(tokenizer, Chat.from_json(example["messages"]))
+            chosen.append(index)
         except UserError as error:
-            text = f"conversation {number:,} of {self.split}: {error}; it is {example['messages'][:120]}"
-            if self.advice is not None:
-                raise DataError(f"{text}; {self.advice}") from None
-            self.refused.append(text)
-            return False
-        return True
-
-    def select(self, examples: Sequence[Example], before: int = 0) -> Sequence[Example]:
-        """Returns the accepted examples, whose numbers start after `before`; the parts of a mixture stay apart."""
-        if isinstance(examples, Joined):
-            starts = [before + sum(examples.sizes[:number]) for number in range(len(examples.parts))]
-            return Joined([self.select(part, start) for part, start in zip(examples.parts, starts, strict=True)])
-        chosen = [i for i, example in enumerate(examples) if self.accepts(before + i + 1, example)]
-        return examples if len(chosen) == len(examples) else Part(examples, chosen)
+            text = f"conversation {before + index + 1:,} of {split}: {error}; it is {example['messages'][:120]}"
+            if advice is not None:
+                raise DataError(f"{text}; {advice}") from None
+            refused.append(text)
+    return examples if len(chosen) == len(examples) else Part(examples, chosen)
 
 
 def leave_out_refused(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> Corpus:
@@ -67,12 +60,12 @@ def leave_out_refused(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> Co
         examples = getattr(corpus, split)
         if id(examples) in selected:  # the test split may be the validation split
             continue
-        check = TemplateCheck(tokenizers.target, split, advice)
-        selected[id(examples)] = check.select(examples)
-        if check.refused:
-            left_out.setdefault(split, {})[REFUSED] = count = len(check.refused)
-            logging.getLogger(__name__).warning("%s conversations are left out; %s", f"{count:,}", check.refused[0])
+        refused: list[str] = []
+        selected[id(examples)] = _accepted(tokenizers.target, split, examples, advice, refused, 0)
+        if refused:
+            left_out.setdefault(split, {})[REFUSED] = len(refused)
+            logging.getLogger(__name__).warning("%s conversations are left out; %s", f"{len(refused):,}", refused[0])
         if not selected[id(examples)]:
-            raise DataError(f"split {split} has no other conversation; {check.refused[0]}")
+            raise DataError(f"split {split} has no other conversation; {refused[0]}")
     train, validation, test = (selected[id(getattr(corpus, split))] for split in NAMES)
     return dataclasses.replace(corpus, train=train, validation=validation, test=test, left_out=left_out)

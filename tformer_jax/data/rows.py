@@ -1,28 +1,24 @@
 """How examples are read, and which rows of a global batch one process prepares."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
+import grain
 import numpy as np
 
 from tformer_jax.config import Config, DataConfig
 from tformer_jax.config.task import task_of
 from tformer_jax.data.columns import Block, Column, PendingExample, TokenIds, split_block, split_examples
-from tformer_jax.data.corpora import Corpus, Example, Joined
+from tformer_jax.data.corpora import Corpus, Example
 from tformer_jax.data.features import FeatureConverter, IdReader, Tokenized
 from tformer_jax.data.prefetch import Batch
 from tformer_jax.data.tokenizers import Tokenizers
-from tformer_jax.data.tokenizers.tokens import document_end
 from tformer_jax.special_tokens import EOS
 
 if TYPE_CHECKING:
     from tformer_jax.data.corpora.array_records import StoredIds
     from tformer_jax.data.transforms.base import Transforms
-from collections.abc import Iterator
-from typing import NamedTuple
-
-import grain
 
 T = TypeVar("T")
 
@@ -74,11 +70,9 @@ class IndexedReader(IdReader, Protocol):
 
     def lengths(self, indices: Sequence[int]) -> dict[str, np.ndarray]:
         """Returns the number of ids of each example by key: int64 [examples]."""
-        ...
 
     def span(self, index: int, start: int, size: int) -> np.ndarray:
         """Returns `size` ids of a document from `start` on and the next one, or the EOS token: int32 [size + 1]."""
-        ...
 
 
 class LengthReader:
@@ -108,11 +102,7 @@ class RowReader:
     """Reads the ids of the rows that one process prepares, and the distributions of their labels if they are stored."""
 
     def __init__(
-        self,
-        reader: IndexedReader | Tokenized,
-        convert: FeatureConverter,
-        shards: Shards,
-        taught: Any = None,
+        self, reader: IndexedReader | Tokenized, convert: FeatureConverter, shards: Shards, taught: Any = None
     ):
         self._reader, self._convert, self._shards, self._taught = reader, convert, shards, taught
 
@@ -136,7 +126,9 @@ class RowReader:
         if isinstance(self._reader, Tokenized):
             return [example.ids for example in examples if example.ids is not None]
         if examples and "targets" in examples[0].lengths:
-            spans = [self._reader.span(*self._place(example)) for example in examples]
+            length = self._convert.length
+            places = ((each.position, each.piece * length, each.lengths["tokens"]) for each in examples)
+            spans = [self._reader.span(*place) for place in places]
             return [{"tokens": ids[:-1], "targets": ids[1:]} for ids in spans]
         indices = sorted({example.position for example in examples})
         if not indices:
@@ -144,18 +136,10 @@ class RowReader:
         ids = dict(zip(indices, split_examples(self._convert(self._reader.read(indices))), strict=True))
         return [ids[example.position] for example in examples]
 
-    def _place(self, example: PendingExample) -> tuple[int, int, int]:
-        return example.position, example.piece * self._convert.length, example.lengths["tokens"]
 
-
-class BlockReader:
+def read_block(reader: IdReader, convert: FeatureConverter, indices: Sequence[int]) -> Block:
     """Reads a block of examples and converts them for the model."""
-
-    def __init__(self, reader: IdReader, convert: FeatureConverter):
-        self._reader, self._convert = reader, convert
-
-    def __call__(self, indices: Sequence[int]) -> Block:
-        return self._convert(self._reader.read(indices))
+    return convert(reader.read(indices))
 
 
 def pending_reader(
@@ -163,8 +147,7 @@ def pending_reader(
 ) -> Callable[[Sequence[int]], Sequence[PendingExample]]:
     """Returns a function from indices to pending examples, which reads only lengths if the reader stores them."""
     if isinstance(reader, Tokenized):
-        read = BlockReader(reader, convert)
-        return lambda indices: split_block(read(indices))
+        return lambda indices: split_block(read_block(reader, convert, indices))
     return LengthReader(reader, convert)
 
 
@@ -190,12 +173,6 @@ def token_stream(documents: IdReader, end: int | None = EOS, indices: Sequence[i
     if end is None:
         return np.concatenate([column.ids for column in columns])
     return np.concatenate([column.append(end).ids for column in columns])[:-1]
-
-
-def training_streams(corpus: Corpus, tokenizers: Tokenizers) -> list[TokenStream]:
-    """Returns the tokens of each entry of the training split."""
-    parts = corpus.train.parts if isinstance(corpus.train, Joined) else [corpus.train]
-    return [token_stream(id_reader(part, tokenizers), document_end(tokenizers.target)) for part in parts]
 
 
 class EvaluationPass(NamedTuple):

@@ -180,8 +180,7 @@ class StagedOrder:
             drawn = self._mixtures[-1].counts(begun.draw - self.begun[-1].draw)
             self._before.append(self._before[-1] + drawn)
         self.begun.append(begun)
-        length = stage.length(begun.step, self._draw)
-        linear = Mixture.linear(stage.begin, stage.end, length)
+        linear = Mixture.linear(stage.begin, stage.end, stage.length(begun.step, self._draw))
         self._mixtures.append(linear if stage.is_linear else Mixture.constant(stage.begin))
 
     def get_state(self) -> dict[str, Any]:

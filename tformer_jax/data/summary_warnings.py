@@ -156,8 +156,7 @@ def _blank(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
 
 
 def _small(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
-    documents = task_of(cfg).documents
-    if split != "train" and not documents and (summary.examples or 0) < FEW_EXAMPLES:
+    if split != "train" and not task_of(cfg).documents and (summary.examples or 0) < FEW_EXAMPLES:
         yield f"{split} has only {summary.examples:,} examples, too few to compare models"
 
 

@@ -52,15 +52,8 @@ class Tags(NamedTuple):
         ids = (np.array([*languages_of(side).values()], np.int32) for side in (tokenizers.source, tokenizers.target))
         return cls(data.source_tags, data.target_tags, *ids)
 
-    def of_sources(self, ids: Block) -> tuple[np.ndarray, ...]:
-        """Returns the tags of each source of examples with directions: int32 [examples] each."""
-        return self._choose(ids["direction"], self.source, self.source_ids)
-
-    def of_targets(self, ids: Block) -> tuple[np.ndarray, ...]:
-        """Returns the tags of each target of examples with directions: int32 [examples] each."""
-        return self._choose(ids["direction"], self.target, self.target_ids)
-
-    @staticmethod
-    def _choose(column: Column, names: tuple[str, ...], tags: np.ndarray) -> tuple[np.ndarray, ...]:
-        directions = column.ids.reshape(-1, 2)
-        return tuple(tags[directions[:, Direction._fields.index(name)]] for name in names)
+    def of_sides(self, ids: Block) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+        """Returns the tags of sources and those of targets of examples with directions: int32 [examples] each."""
+        languages = Direction(*ids["direction"].ids.reshape(-1, 2).T)
+        sources = tuple(self.source_ids[getattr(languages, name)] for name in self.source)
+        return sources, tuple(self.target_ids[getattr(languages, name)] for name in self.target)

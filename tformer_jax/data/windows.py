@@ -14,15 +14,7 @@ from tformer_jax.data.corpora import Corpus, Joined
 from tformer_jax.data.loading import LoadedBlocks
 from tformer_jax.data.order import index_blocks
 from tformer_jax.data.prefetch import Batch
-from tformer_jax.data.rows import (
-    WHOLE_BATCH,
-    Batching,
-    EvaluationPass,
-    Shards,
-    TokenStream,
-    token_stream,
-    training_streams,
-)
+from tformer_jax.data.rows import WHOLE_BATCH, Batching, EvaluationPass, Shards, TokenStream, id_reader, token_stream
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.tokens import document_end
 from tformer_jax.special_tokens import IGNORED, PAD
@@ -48,6 +40,12 @@ class WindowBatches(Batching):
     def evaluation_batches(cfg: Config, split: EvaluationPass) -> Iterator[Batch]:
         stream = token_stream(split.reader, document_end(split.tokenizers.target), split.indices)
         return covering_windows(stream, cfg.data.window, split.rows, split.shards, prefix_lm=cfg.model.prefix_lm)
+
+
+def training_streams(corpus: Corpus, tokenizers: Tokenizers) -> list[TokenStream]:
+    """Returns the tokens of each entry of the training split."""
+    parts = corpus.train.parts if isinstance(corpus.train, Joined) else [corpus.train]
+    return [token_stream(id_reader(part, tokenizers), document_end(tokenizers.target)) for part in parts]
 
 
 def window_stages(cfg: Config, sizes: Sequence[int], length: int) -> "StagedOrder | None":

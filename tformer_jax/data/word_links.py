@@ -80,16 +80,11 @@ def word_ranges(tokenizers: Tokenizers, source: str, target: str) -> tuple[list[
     """Returns the places of the tokens of each word of a source, and of each word of its target."""
     placeholders = tokenizers.placeholders
     originals = mask(placeholders, source).originals
-
-    def read_source(text: str) -> str:
-        return mask(placeholders, text).text
-
-    def read_target(text: str) -> str:
-        return mask_target(placeholders, text, originals)
-
     return (
-        token_ranges(tokenizers.source, source, word_spans(source), read_source),
-        token_ranges(tokenizers.target, target, word_spans(target), read_target),
+        token_ranges(tokenizers.source, source, word_spans(source), lambda text: mask(placeholders, text).text),
+        token_ranges(
+            tokenizers.target, target, word_spans(target), lambda text: mask_target(placeholders, text, originals)
+        ),
     )
 
 

@@ -16,7 +16,6 @@ class Chat(LanguageModel):
     label_settings = ("data.chat_template", "model.max_length")
 
     def check_fit(self, cfg: Config) -> None:
-        """Raises `ConfigError` for settings that do not fit conversations."""
         super().check_fit(cfg)
         if cfg.model.prefix_lm:
             raise cfg.model.error("prefix_lm", "must be False for task='chat', whose answers are predicted causally")
@@ -35,4 +34,3 @@ class Chat(LanguageModel):
 
 
 CHAT = Chat()
-"""The task `chat`."""

@@ -20,17 +20,17 @@ class Classification(Task):
     references = "labels"
 
     def check_fit(self, cfg: Config) -> None:
-        """Raises `ConfigError` for settings that do not fit classification."""
         super().check_fit(cfg)
         if cfg.train.loss_chunk:
             raise cfg.train.error("loss_chunk", "must be None for model.family='classifier', which has few logits")
 
     def evaluators(self, parts: Any) -> Sequence[Any]:
         """Returns the evaluator of the likelihood of labels and of predictions."""
+        from tformer_jax.inference.text import LabelClassifier
         from tformer_jax.tasks.evaluators.classification import ClassificationEvaluator
 
-        labels, examples = parts.corpus.labels, parts.examples[:]
-        return [ClassificationEvaluator(parts.cfg, parts.model, parts.tokenizers, labels, examples, parts.likelihood)]
+        classify = LabelClassifier(parts.cfg, parts.model, parts.tokenizers, parts.corpus.labels)
+        return [ClassificationEvaluator(classify, parts.examples[:], parts.likelihood)]
 
 
 CLASSIFICATION = Classification()

@@ -77,12 +77,9 @@ class Translation(TokenPrediction):
 
         segments = [Segment.from_example(example) for example in parts.examples[:]]  # texts are read once
         trained = tuple(parts.corpus.directions or ())
-        directions = [segment.direction for segment in segments]
         return [
-            PerplexityEvaluator(parts.likelihood, directions, trained),
-            TranslationEvaluator(
-                parts.cfg, parts.model, parts.tokenizers, segments, trained=trained, scored=parts.scored
-            ),
+            PerplexityEvaluator(parts.likelihood, [segment.direction for segment in segments], trained),
+            TranslationEvaluator(parts.cfg, parts.model, parts.tokenizers, segments, trained, scored=parts.scored),
         ]
 
     def check_installed(self, cfg: Config) -> None:

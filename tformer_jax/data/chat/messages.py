@@ -185,7 +185,6 @@ def _parts(value: Any) -> Iterable[Any]:
 
 
 def _text_of(part: Any, number: int) -> str:
-    """Returns the text of a part of a content."""
     if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__

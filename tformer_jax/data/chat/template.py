@@ -7,6 +7,7 @@ message spells are marked while the template runs, so that they stay ordinary te
 import dataclasses
 import datetime
 import functools
+import itertools
 import json
 import re
 from collections.abc import Mapping
@@ -157,9 +158,7 @@ def _mark(value: Any, spelled: re.Pattern[str]) -> Any:
 def _without_marks(raw: str) -> Rendered:
     """Returns a text without `START` and `END`, and their places."""
     parts = re.split(f"[{START}{END}]", raw)
-    ends = [0]
-    for part in parts:
-        ends.append(ends[-1] + len(part))
+    ends = list(itertools.accumulate(map(len, parts), initial=0))
     return Rendered("".join(parts), tuple(zip(ends[1:-1:2], ends[2:-1:2], strict=True)))
 
 

@@ -13,6 +13,7 @@ FOLDER/
 import copy
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,9 @@ from array_record.python.array_record_module import ArrayRecordReader
 
 from tformer_jax.base.errors import first_line
 from tformer_jax.data.columns import Block, Column, TokenIds, join_examples, split_examples
-from tformer_jax.data.corpora.corpus import DataError, Example, Joined, spread
+from tformer_jax.data.corpora.corpus import DataError, Example, Indexed, Joined, spread
 
 LENGTH = np.dtype("<u4")
-"""How a length is stored."""
 SUFFIXES = (".array_record", ".lengths", ".tokens")
 COMPARED = 1_000
 """Maximum number of texts to compare of two splits."""
@@ -57,11 +57,8 @@ def decode_texts(record: bytes, count: int, dtype: np.dtype) -> list[str]:
     """Decodes the texts of the `count` fields of a record."""
     sizes = np.frombuffer(record, "<u4", 2 * count)
     start = 8 * count + dtype.itemsize * int(sizes[:count].sum())
-    texts = []
-    for size in sizes[count:].tolist():
-        texts.append(record[start : start + size].decode("utf-8", "surrogatepass"))
-        start += size
-    return texts
+    places = itertools.pairwise(itertools.accumulate(sizes[count:].tolist(), initial=start))
+    return [record[start:stop].decode("utf-8", "surrogatepass") for start, stop in places]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +85,7 @@ class StoredIds:
         return np.memmap(self.path, self.dtype, mode="r", shape=(self.size,))
 
 
-class Records(Sequence[Example]):
+class Records(Indexed[Example]):
     """A split as a sequence of examples of text; `read` returns token ids."""
 
     def __init__(
@@ -116,9 +113,7 @@ class Records(Sequence[Example]):
     def __len__(self) -> int:
         return len(self._range)
 
-    def __getitem__(self, index):
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def element(self, index: int) -> Example:
         (record,) = self._records([self._range[index]])
         return dict(zip(self._keys, decode_texts(record, len(self._keys), self._dtype), strict=True))
 
@@ -202,8 +197,7 @@ class Records(Sequence[Example]):
             self._readers[number] = reader
             return action(reader)
         except (RuntimeError, ValueError, IndexError, OSError) as error:
-            reason = first_line(error, 200)
-            raise DataError(f"{path} is damaged ({reason}): prepare the data again") from error
+            raise DataError(f"{path} is damaged ({first_line(error, 200)}): prepare the data again") from error
 
 
 class JoinedRecords(Joined):
@@ -228,8 +222,7 @@ class JoinedRecords(Joined):
     def span(self, index: int, start: int, size: int) -> np.ndarray:
         """Returns `size` ids of a document from `start` on and the next one, or the EOS token: int32 [size + 1]."""
         number, inside = self.locate(index)
-        ids: np.ndarray = self.parts[number].span(inside, start, size)
-        return ids
+        return self.parts[number].span(inside, start, size)
 
     def _by_part(self, indices: Sequence[int]) -> Iterator[tuple[Records, list[int], list[int]]]:
         """Yields each part that holds some of the indices, their positions in `indices`, and their indices there."""

@@ -7,9 +7,9 @@ example dropped. The lines of other blocks are read in a loop.
 import codecs
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ Block: TypeAlias = pa.RecordBatch | Iterable[Example]
 """Examples as columns, or as dictionaries that filters have yet to see."""
 LINES, BYTES = 1_000, 2**20
 """Number of lines with which a block ends, or their size if this is reached before."""
+T = TypeVar("T")
 FEW = 16
 """Smaller blocks take less time in a loop."""
 
@@ -37,7 +38,7 @@ def line_blocks(paths: Sequence[Path], bad: BadLines) -> Iterator[tuple[int, lis
     """
     with contextlib.ExitStack() as files:
         leading, *others = (raw_lines(files.enter_context(open_binary(path)), path, bad) for path in paths)
-        blocks, first, filled = _of_bounded_size(leading), 1, [False for _ in paths]
+        blocks, first, filled = divided(leading, LINES, BYTES, len), 1, [False for _ in paths]
         while True:
             block = next(blocks, [])
             aligned = [block, *(list(itertools.islice(lines, len(block) or LINES)) for lines in others)]
@@ -51,21 +52,28 @@ def line_blocks(paths: Sequence[Path], bad: BadLines) -> Iterator[tuple[int, lis
             bad.reject_empty(path)
 
 
-def _of_bounded_size(lines: Iterator[bytes]) -> Iterator[list[bytes]]:
-    block: list[bytes] = []
-    size = 0
-    for line in lines:
-        block.append(line)
-        size += len(line)
-        if size >= BYTES or len(block) == LINES:
-            yield block
-            block, size = [], 0
-    if block:
-        yield block
-
-
 def _is_filled(line: bytes) -> bool:
     return bool(line.decode("utf-8-sig", "replace").strip())
+
+
+def divided(
+    items: Iterable[T], count: int, limit: int, size_of: Callable[[T], int], rows_of: Callable[[T], int] | None = None
+) -> Iterator[list[T]]:
+    """Yields successive lists of at least `count` rows, or of fewer whose sizes reach `limit`.
+
+    Args:
+        rows_of: number of rows of an item; None: each is one.
+    """
+    part: list[T] = []
+    rows = size = 0
+    for item in items:
+        part.append(item)
+        rows, size = rows + (1 if rows_of is None else rows_of(item)), size + size_of(item)
+        if rows >= count or size >= limit:
+            yield part
+            part, rows, size = [], 0, 0
+    if part:
+        yield part
 
 
 def split_lines(block: Sequence[bytes]) -> pa.Array | None:

@@ -104,10 +104,8 @@ class Languages(Phrases):
 
 @functools.lru_cache(maxsize=8)
 def _book(locales: tuple[str, ...]) -> PhraseBook:
-    def kinds() -> Any:
-        return PhraseBook(locales).admitted
-
-    return PhraseBook(locales, user_cache.cached("phrase_books", _origin(locales), kinds))
+    admitted = user_cache.cached("phrase_books", _origin(locales), lambda: PhraseBook(locales).admitted)
+    return PhraseBook(locales, admitted)
 
 
 def _origin(locales: tuple[str, ...]) -> dict[str, Any]:

@@ -17,15 +17,8 @@ LENGTHS: tuple[Length, ...] = ("long", "short")
 
 FIRST_DAY = datetime.date(1950, 1, 1)
 DAYS = 36_500
-SECONDS = {
-    "second": 1,
-    "minute": 60,
-    "hour": 3600,
-    "day": 86_400,
-    "week": 604_800,
-    "month": 2_629_800,
-    "year": 31_557_600,
-}
+SECONDS = (1, 60, 3600, 86_400, 604_800, 2_629_800, 31_557_600)
+"""Of a second, a minute, an hour, a day, a week, a month and a year."""
 CURRENCIES = (
     *("USD", "EUR", "GBP", "JPY", "CNY", "INR", "CHF", "CAD", "AUD", "SEK", "NOK", "DKK"),
     *("PLN", "CZK", "HUF", "TRY", "BRL", "MXN", "KRW", "ZAR", "RUB", "UAH", "ILS", "THB"),
@@ -113,13 +106,10 @@ class PhraseBook:
         return [(_moment, render) for render in clock + moment]
 
     def _relative(self) -> list[tuple[Draw, Format]]:
-        def relative(locale, delta):
-            return dates.format_timedelta(delta, add_direction=True, locale=locale)
-
-        def duration(locale, delta):
-            return dates.format_timedelta(abs(delta), locale=locale)
-
-        return [(_delta, relative), (_delta, duration)]
+        return [
+            (_delta, lambda locale, delta: dates.format_timedelta(delta, add_direction=True, locale=locale)),
+            (_delta, lambda locale, delta: dates.format_timedelta(abs(delta), locale=locale)),
+        ]
 
     def _numbers(self) -> list[tuple[Draw, Format]]:
         return [
@@ -129,27 +119,19 @@ class PhraseBook:
         ]
 
     def _money(self) -> list[tuple[Draw, Format]]:
-        kinds: list[tuple[Draw, Format]] = []
-        for code in CURRENCIES:
-            for form in ("standard", "name"):
+        def priced(code: str, form: Any) -> tuple[Draw, Format]:
+            draw = _price if numbers.get_currency_precision(code) else _whole_price
+            return draw, lambda locale, price: numbers.format_currency(price, code, format_type=form, locale=locale)
 
-                def render(locale, price, code=code, form=form):
-                    return numbers.format_currency(price, code, format_type=form, locale=locale)
-
-                kinds.append((_price if numbers.get_currency_precision(code) else _whole_price, render))
-        return kinds
+        return [priced(code, form) for code in CURRENCIES for form in ("standard", "name")]
 
     def _measures(self) -> list[tuple[Draw, Format]]:
-        kinds: list[tuple[Draw, Format]] = []
-        for unit in UNITS:
-            for length in LENGTHS:
+        def measured(unit: str, length: Length) -> Format:
+            return lambda locale, n: _measure(locale, n, unit, length)
 
-                def render(locale, n, unit=unit, length=length):
-                    return _measure(locale, n, unit, length)
-
-                if all(unit not in render(locale, 2) for locale in self.locales):
-                    kinds.append((_quantity, render))
-        return kinds
+        kinds = [(unit, measured(unit, length)) for unit in UNITS for length in LENGTHS]
+        named = (render for unit, render in kinds if all(unit not in render(locale, 2) for locale in self.locales))
+        return [(_quantity, render) for render in named]
 
     def _names(self) -> list[tuple[Draw, Format]]:
         territories = self._common("territories", lambda code: len(code) == 2 and code.isalpha())
@@ -212,8 +194,8 @@ def _moment(draw: random.Random) -> datetime.datetime:
 
 
 def _delta(draw: random.Random) -> datetime.timedelta:
-    unit = draw.choice(list(SECONDS.values()))
-    return datetime.timedelta(seconds=unit * draw.randint(1, 30) * draw.choice((-1, 1)))
+    seconds = draw.choice(SECONDS)
+    return datetime.timedelta(seconds=seconds * draw.randint(1, 30) * draw.choice((-1, 1)))
 
 
 def _amount(draw: random.Random) -> float:

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 from tformer_jax.config import Config, DataConfig
 from tformer_jax.data.corpora.example import NO_TEXT, Example
@@ -26,6 +26,7 @@ DIGESTED = 1_000_000
 """Maximum number of examples in memory to read for their digest."""
 DIRECTIONS = ("directions", "both_directions", "zero_shot")
 """Settings of sources that have pairs of many languages."""
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +131,23 @@ class Source:
         return Splits(corpus.train, corpus.validation, corpus.test, corpus.labels, known_left_out=corpus.left_out)
 
 
-class Joined(Sequence[Any]):
+class Indexed(Sequence[T]):
+    """A sequence whose slices are lists; a subclass defines its length and `element`."""
+
+    def element(self, index: int) -> T:
+        """Returns the element at an index from 0."""
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+    def __getitem__(self, index):
+        chosen = range(len(self))[index]
+        return list(map(self.element, chosen)) if isinstance(index, slice) else self.element(chosen)
+
+
+class Joined(Indexed[Any]):
     """Concatenation of sequences without copying them; `sizes` are their lengths."""
 
     def __init__(self, parts: Sequence[Any]):
@@ -139,16 +156,10 @@ class Joined(Sequence[Any]):
         self._ends = list(itertools.accumulate(self.sizes))
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return self._ends[-1] if self._ends else 0
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-    def __getitem__(self, index):
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        part, offset = self.locate(range(len(self))[index])
+    def element(self, index: int) -> Any:
+        part, offset = self.locate(index)
         return self.parts[part][offset]
 
     def locate(self, index: int) -> tuple[int, int]:
@@ -177,7 +188,7 @@ def evaluated_indices(examples: Sequence[Example], limit: int = 0) -> Sequence[i
     return sorted(chosen)
 
 
-class Part(Sequence[Any]):
+class Part(Indexed[Any]):
     """View of the elements `indices` of another sequence."""
 
     def __init__(self, parent: Sequence[Any], indices: Sequence[int]):
@@ -186,13 +197,7 @@ class Part(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.indices)
 
-    @overload
-    def __getitem__(self, index: int) -> Any: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Any]: ...
-    def __getitem__(self, index):
-        if isinstance(index, slice):
-            return [self.parent[i] for i in self.indices[index]]
+    def element(self, index: int) -> Any:
         return self.parent[self.indices[index]]
 
 

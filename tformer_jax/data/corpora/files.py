@@ -11,18 +11,9 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, kinds
 from tformer_jax.config.directions import Direction
 from tformer_jax.data.corpora import splits
-from tformer_jax.data.corpora.corpus import (
-    DIRECTIONS,
-    FILE_SETTINGS,
-    PAIRS,
-    TEXTS,
-    Corpus,
-    DataError,
-    Example,
-    Source,
-    Splits,
-)
+from tformer_jax.data.corpora.corpus import DIRECTIONS, FILE_SETTINGS, PAIRS, TEXTS, Corpus, Source, Splits
 from tformer_jax.data.corpora.directions import fill
+from tformer_jax.data.corpora.example import DataError, Example
 from tformer_jax.data.corpora.filters import BLANK_LINE, HEADER
 from tformer_jax.data.corpora.lines import BadLines, decode_lines, read_text
 from tformer_jax.data.corpora.locations import locate, locate_by_wildcards
@@ -40,7 +31,6 @@ class FileSource(Source):
     cfg: DataConfig
     root: Path | None
     keys: tuple[str, ...]
-    """Keys of an example."""
     bad: BadLines
     dropped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     """Number of lines without an example, by kind."""
@@ -131,7 +121,6 @@ class Text(FileSource):
     entry = "'book.txt'"
 
     def read_file(self, path: Path) -> Iterator[Example]:
-        """Yields the document."""
         yield {"text": read_text(path, self.bad)}
 
 
@@ -139,14 +128,12 @@ class LineSource(FileSource):
     """A format with an example in each line, read in blocks; a subclass defines `read_file_blocks`."""
 
     def read_blocks(self, name: str) -> Iterator["Block"]:
-        """Yields the examples of an entry in blocks, as columns where all lines are regular."""
         if self.cfg.multilingual:
             return super().read_blocks(name)
         (direction,) = self.directions
         return self.read_direction_blocks(name, direction)
 
     def read_direction(self, name: str, direction: Direction) -> Iterator[Example]:
-        """Yields the examples of an entry in one direction."""
         from tformer_jax.data.corpora.blocks import examples_of
 
         return itertools.chain.from_iterable(map(examples_of, self.read_direction_blocks(name, direction)))
@@ -184,7 +171,6 @@ class Lines(LineSource):
     entry = "'texts/*.txt.zst'"
 
     def read_file_blocks(self, path: Path) -> Iterator["Block"]:
-        """Yields the documents, in blocks."""
         from tformer_jax.data.corpora.blocks import as_block, split_lines
 
         for first, (block,) in self.line_blocks(path):

@@ -29,19 +29,15 @@ class Filters:
         rules: dict[str, Callable[[Example], bool]] = {}
         if cfg.blank_sides:
             rules["blank texts"] = _has_blank_text
-            rules["blank labels"] = _has_blank_label
+            rules["blank labels"] = lambda example: "label" in example and is_blank(example["label"])
         if training and cfg.identical_sides:
             rules["identical sides"] = lambda example: "source" in example and example["source"] == example["target"]
         if training and cfg.max_length_ratio is not None:
             largest = cfg.max_length_ratio
             rules["length ratio"] = lambda example: "source" in example and length_ratio(example) > largest
         self._rules, self._once = rules, training and once and cfg.duplicates
-        self._compares = self._once or rules.keys() - {"blank texts", "blank labels"}
-
-    @property
-    def only_blank(self) -> bool:
+        self.only_blank = not (self._once or rules.keys() - {"blank texts", "blank labels"})
         """Whether only examples with a blank text or label are dropped, if any."""
-        return not self._compares
 
     def __call__(self, examples: Iterable[Example]) -> Iterator[Example]:
         """Yields the examples that no filter drops; a new pass counts from zero."""
@@ -72,7 +68,7 @@ class Filters:
     def _with_reasons(self, examples: Iterable[Example]) -> Iterator[tuple[Example, str | None]]:
         seen: set[bytes] = set()
         for example in examples:
-            read = cleaned(self.data, example) if self._compares else example
+            read = example if self.only_blank else cleaned(self.data, example)
             reason = None
             for name, drops in self._rules.items():
                 if drops(read):
@@ -102,10 +98,6 @@ def _has_blank_text(example: Example) -> bool:
         if key not in NO_TEXT and is_blank_side(key, text):
             return True
     return False
-
-
-def _has_blank_label(example: Example) -> bool:
-    return "label" in example and is_blank(example["label"])
 
 
 def is_blank_side(key: str, text: str) -> bool:

@@ -79,7 +79,6 @@ def _split_anchor(root: Path | None, name: str) -> tuple[Path, str]:
 
 
 def _expression(glob: str) -> str:
-    """Returns the regular expression for a part of a glob."""
     parts = re.split(r"(\*\*/|\*|\?|\[.+?\])", glob)
     for number in range(1, len(parts), 2):
         characters = parts[number][1:-1].replace("\\", r"\\").replace("[", r"\[")

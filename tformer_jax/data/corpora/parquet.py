@@ -16,8 +16,6 @@ from tformer_jax.data.corpora.lines import NOT_UTF8
 from tformer_jax.data.corpora.records import describe_missing_field, field_names, record_reader
 
 MAGIC = b"PAR1"
-"""First bytes of a Parquet file."""
-
 TOOLS = ("tools", "tool_calls")
 """Fields of conversations whose values are of any form."""
 
@@ -31,7 +29,6 @@ class Parquet(FileSource):
     entry = "'train.parquet'"
 
     def read_file(self, path: Path) -> Iterator[Example]:
-        """Yields the examples of a file."""
         read = record_reader(self.cfg, self.keys)
         fields: Sequence[str] = () if self.keys == CHATS else list(field_names(self.cfg, self.keys).values())
         self.bad.start(path)

@@ -53,7 +53,6 @@ class Prepared(Source):
 
     @classmethod
     def check_present(cls, cfg: Config, root: Path | None) -> None:
-        """Raises `DataError` if data is missing."""
         cls.load(cfg, root)
 
     @classmethod
@@ -77,11 +76,11 @@ class Prepared(Source):
         dtype = id_dtype(metadata[0]["vocab_size"])
 
         def parts(split: str) -> list[Records]:
-            records = []
-            for folder, entry in zip(folders, metadata, strict=True):
-                files, size = entry["splits"][split]["files"], entry["splits"][split]["examples"]
-                records.append(Records(folder, split, files, size, keys, dtype, entry.get("end", EOS)))
-            return records
+            return [
+                Records(folder, split, own["files"], own["examples"], keys, dtype, entry.get("end", EOS))
+                for folder, entry in zip(folders, metadata, strict=True)
+                for own in [entry["splits"][split]]
+            ]
 
         labels = tuple(metadata[0]["labels"]) if metadata[0]["labels"] is not None else None
         tested = [number for number, entry in enumerate(metadata) if _has_test(entry)]

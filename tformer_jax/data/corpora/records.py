@@ -37,12 +37,10 @@ class Tsv(LineSource):
     entry = "'train.tsv'"
 
     def read_file_blocks(self, path: Path) -> Iterator["Block"]:
-        """Yields the examples of a file, in blocks."""
         from tformer_jax.data.corpora.blocks import as_block, split_columns, split_lines
 
         columns = self._columns(path)
         width = self._width(path, columns) if self.cfg.fields else len(columns)
-
         are_pairs = (*columns,) == PAIRS
         for first, (block,) in self.line_blocks(path):
             texts = split_columns(split_lines(block), width, columns.values()) if are_pairs else [None]
@@ -108,7 +106,6 @@ class Jsonl(FileSource):
     entry = "'train-*.jsonl.gz'"
 
     def read_file(self, path: Path) -> Iterator[Example]:
-        """Yields the examples of a file."""
         read = record_reader(self.cfg, self.keys)
         for number, line in self.filled(numbered_lines(path, self.bad)):
             try:

@@ -41,15 +41,12 @@ class Reader(Protocol):
     @property
     def bad(self) -> BadLines:
         """Malformed lines of the files."""
-        ...
 
     def read_entry(self, name: str) -> Iterator[Example]:
         """Yields the examples of the files that `name` names."""
-        ...
 
     def read_blocks(self, name: str) -> Iterator["Block"]:
         """Yields the same examples in blocks."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,26 +113,24 @@ def stream(source: type[Any], cfg: Config, root: Path | None) -> Splits:
         DataError: a file is missing; or it is malformed and has to be read for its labels or its size.
     """
     streams = open_streams(source, cfg, root)
-    train, validation, test, labels = _divide(cfg, streams, streams["train"].reader.bad)
+    train, validation, test, labels = divide(cfg, streams, streams["train"].reader.bad)
     bad = {name: each.reader.bad for name, each in streams.items()}
     return Splits(train, validation, test, labels, bad, {name: each.filters for name, each in streams.items()})
 
 
-def _divide(cfg: Config, read: Mapping[str, Any], bad: BadLines) -> tuple[Any, Any, Any, tuple[str, ...] | None]:
-    """Returns the three splits of the examples `read` for each setting, and the labels of a classifier.
-
-    Args:
-        bad: malformed lines of `data.train`, for messages.
-    """
+def divide(
+    cfg: Config, read: Mapping[str, Any], bad: BadLines, labels: tuple[str, ...] | None = None
+) -> tuple[Any, Any, Any, tuple[str, ...] | None]:
+    """Returns three splits of the examples `read` by setting, and a classifier's labels; `bad` is for messages."""
     train, validation = (
         (read["train"], read["validation"]) if cfg.data.validation else _hold_out(cfg, read["train"], bad)
     )
     test = read.get("test", validation)
     if "label" not in task_of(cfg).keys:
         return train, validation, test, None
-    labels = collect_labels(cfg.data, train, (validation, test))
+    labels = labels or _collect_labels(cfg.data, train, (validation, test))
     if not cfg.data.validation and len(labels) > 1:
-        check_not_sorted(validation)
+        _check_not_sorted(validation)
     return train, validation, test, labels
 
 
@@ -159,7 +154,7 @@ def load(source: type[Any], cfg: Config, root: Path | None) -> Corpus:
     for name, each in streams.items():
         in_parts = name == "train" and cfg.data.mixed and not cfg.data.multilingual
         read[name] = _load_parts(load_split, each) if in_parts else load_split(each, name)
-    train, validation, test, labels = _divide(cfg, read, streams["train"].reader.bad)
+    train, validation, test, labels = divide(cfg, read, streams["train"].reader.bad)
     sizes = None
     if cfg.data.multilingual:
         train, sizes = group_by_direction(cfg.data, train, streams["train"].by_direction.others)
@@ -245,9 +240,9 @@ def _hold_out(cfg: Config, train: Any, bad: BadLines) -> tuple[Any, Any]:
         documents = list(train)
         if len(documents) == 1:
             document = documents[0]["text"]
-            boundary = hold_out_from(cfg, len(document), bad)
+            boundary = _hold_out_from(cfg, len(document), bad)
             return [{"text": document[:boundary]}], [{"text": document[boundary:]}]
-    boundary = hold_out_from(cfg, len(train) if isinstance(train, Sequence) else sum(1 for _ in train), bad)
+    boundary = _hold_out_from(cfg, len(train) if isinstance(train, Sequence) else sum(1 for _ in train), bad)
     if isinstance(train, Stream):
         return dataclasses.replace(train, stop=boundary), dataclasses.replace(train, start=boundary)
     if isinstance(train, list):
@@ -255,26 +250,23 @@ def _hold_out(cfg: Config, train: Any, bad: BadLines) -> tuple[Any, Any]:
     return Part(train, range(boundary)), Part(train, range(boundary, len(train)))
 
 
-def hold_out_from(cfg: Config, count: int, bad: BadLines | None = None) -> int:
+def _hold_out_from(cfg: Config, count: int, bad: BadLines) -> int:
     """Returns the index of the first of `count` training examples, or characters, that is held out for validation.
 
-    Args:
-        bad: skipped lines of the training split, for the message.
-
     Raises:
-        DataError: one of the two parts would be empty.
+        DataError: one of the two parts would be empty; the message ends with the skipped lines.
     """
     boundary = int(count * (1 - Fraction(str(cfg.data.validation_fraction))))
     if boundary in (0, count):
         raise DataError(
             f"{', '.join(cfg.data.train)} is too short to hold out data.validation_fraction="
             f"{cfg.data.validation_fraction} of it: name validation data in data.validation"
-            f"{bad.explanation() if bad else ''}"
+            f"{bad.explanation()}"
         )
     return boundary
 
 
-def collect_labels(data: DataConfig, train: Iterable[Example], others: Iterable[Iterable[Example]]) -> tuple[str, ...]:
+def _collect_labels(data: DataConfig, train: Iterable[Example], others: Iterable[Iterable[Example]]) -> tuple[str, ...]:
     """Returns the labels of the training split; unless `data.fields` are named, they must not look like texts."""
     counts = collections.Counter(example["label"] for example in train)
     labels = tuple(sorted(counts))
@@ -299,7 +291,7 @@ def collect_labels(data: DataConfig, train: Iterable[Example], others: Iterable[
     return labels
 
 
-def check_not_sorted(held_out: Iterable[Example]) -> None:
+def _check_not_sorted(held_out: Iterable[Example]) -> None:
     """Raises `DataError` if all of at least `ENOUGH` held-out examples have the same label."""
     counts: collections.Counter[str] = collections.Counter()
     for example in held_out:

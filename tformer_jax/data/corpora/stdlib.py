@@ -17,7 +17,6 @@ class StdlibText(Source):
 
     @classmethod
     def load(cls, cfg: Config, root: Path | None) -> Corpus:
-        """Loads the documents."""
         folder = Path(sysconfig.get_path("stdlib"))
         splits: dict[str, list[Example]] = {"train": [], "validation": [], "test": []}
         for path in sorted(folder.rglob("*.py")):

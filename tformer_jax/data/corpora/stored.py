@@ -1,6 +1,5 @@
 """Examples of large files: stored once in the user's cache folder, and memory-mapped by this and later runs."""
 
-import bisect
 import contextlib
 import functools
 import hashlib
@@ -8,18 +7,20 @@ import itertools
 import json
 import logging
 import mmap
+import operator
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import pyarrow as pa
 
 from tformer_jax.base.user_cache import VARIABLE
-from tformer_jax.data.corpora.blocks import Block
+from tformer_jax.data.corpora.blocks import Block, divided
+from tformer_jax.data.corpora.corpus import Indexed, Joined
 from tformer_jax.data.corpora.example import DataError, Example
 
 LARGE = 2**26
@@ -38,7 +39,7 @@ Version = tuple[str, int, int]
 EXAMPLES, FACTS = "examples.arrow", "facts.json"
 
 
-class Stored(Sequence[Example]):
+class Stored(Indexed[Example]):
     """Examples in a memory-mapped Arrow file, all with equal keys; a pickled copy maps the file again."""
 
     _reads = 0
@@ -47,25 +48,17 @@ class Stored(Sequence[Example]):
         self._path = path
 
     def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
+        return len(self._batches)
 
-    @overload
-    def __getitem__(self, index: int) -> Example: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Example]: ...
-    def __getitem__(self, index):
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        index = range(len(self))[index]
-        number = bisect.bisect_right(self._ends, index)
-        row = index - self._ends[number] + self._batches[number].num_rows
+    def element(self, index: int) -> Example:
+        number, row = self._batches.locate(index)
         self._reads += 1
         if self._reads % MAPPED_READS == 0:
             self._unload()
         return {name: column[row].as_py() for name, column in self._columns[number].items()}
 
     def __iter__(self) -> Iterator[Example]:
-        for batch in self._batches:
+        for batch in self._batches.parts:
             yield from batch.to_pylist()
             self._unload()
 
@@ -89,19 +82,14 @@ class Stored(Sequence[Example]):
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     @functools.cached_property
-    def _batches(self) -> list[pa.RecordBatch]:
+    def _batches(self) -> Joined:
         reader = pa.ipc.open_file(pa.BufferReader(pa.py_buffer(self._file)))
-        return [reader.get_batch(number) for number in range(reader.num_record_batches)]
-
-    @functools.cached_property
-    def _ends(self) -> list[int]:
-        """The index after the last example of each batch."""
-        return list(itertools.accumulate(batch.num_rows for batch in self._batches))
+        return Joined([reader.get_batch(number) for number in range(reader.num_record_batches)])
 
     @functools.cached_property
     def _columns(self) -> list[dict[str, pa.Array]]:
         """Each batch by name: the attribute `columns` of a batch makes new objects every time."""
-        return [dict(zip(batch.schema.names, batch.columns, strict=True)) for batch in self._batches]
+        return [dict(zip(batch.schema.names, batch.columns, strict=True)) for batch in self._batches.parts]
 
 
 def hold(
@@ -193,8 +181,8 @@ def _last_use(folder: Path) -> float:
 
 
 def _write(path: Path, blocks: Iterable[Block]) -> int:
-    """Writes examples and returns their number."""
-    batches = _merged(_as_batches(blocks))
+    sizes = operator.attrgetter("nbytes"), operator.attrgetter("num_rows")
+    batches = map(_joined, divided(_as_batches(blocks), ROWS, BYTES, *sizes))
     first, size = next(batches, pa.RecordBatch.from_pylist([])), 0
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, first.schema) as writer:
         for batch in itertools.chain([first], batches):
@@ -204,43 +192,13 @@ def _write(path: Path, blocks: Iterable[Block]) -> int:
 
 
 def _as_batches(blocks: Iterable[Block]) -> Iterator[pa.RecordBatch]:
-    """Yields the examples of blocks as columns."""
     for are_columns, group in itertools.groupby(blocks, lambda block: isinstance(block, pa.RecordBatch)):
         if are_columns:
             yield from group
         else:
-            yield from map(_as_columns, _divided(itertools.chain.from_iterable(group)))
-
-
-def _divided(examples: Iterable[Example]) -> Iterator[list[Example]]:
-    rows: list[Example] = []
-    characters = 0
-    for example in examples:
-        rows.append(example)
-        characters += sum(map(len, example.values()))
-        if len(rows) == ROWS or characters >= BYTES:
-            yield rows
-            rows, characters = [], 0
-    if rows:
-        yield rows
-
-
-def _as_columns(rows: Sequence[Example]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(rows, pa.schema([(name, pa.large_utf8()) for name in rows[0]]))
-
-
-def _merged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Joins small record batches to larger ones."""
-    waiting: list[pa.RecordBatch] = []
-    rows = size = 0
-    for batch in batches:
-        waiting.append(batch)
-        rows, size = rows + batch.num_rows, size + batch.nbytes
-        if rows >= ROWS or size >= BYTES:
-            yield _joined(waiting)
-            waiting, rows, size = [], 0, 0
-    if waiting:
-        yield _joined(waiting)
+            examples = itertools.chain.from_iterable(group)
+            for rows in divided(examples, ROWS, BYTES, lambda example: sum(map(len, example.values()))):
+                yield pa.RecordBatch.from_pylist(rows, pa.schema([(name, pa.large_utf8()) for name in rows[0]]))
 
 
 def _joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

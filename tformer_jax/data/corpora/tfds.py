@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import importlib
 import itertools
 import os
@@ -25,16 +26,14 @@ from tformer_jax.data.corpora import filters as filtering
 from tformer_jax.data.corpora.corpus import Corpus, DataError, Example, Joined, Part
 from tformer_jax.data.corpora.directions import DirectionFilter, check_held_out, group_by_direction
 from tformer_jax.data.corpora.filters import Filters
-from tformer_jax.data.corpora.lines import NOT_UTF8
+from tformer_jax.data.corpora.lines import NOT_UTF8, BadLines
 from tformer_jax.data.corpora.records import field_names, is_integer, read_field, with_direction
-from tformer_jax.data.corpora.splits import NAMES, check_not_sorted, collect_labels, hold_out_from, read_directions
+from tformer_jax.data.corpora.splits import NAMES, divide, read_directions
 
 TFDS_FAMILIES = ("tensorflow_datasets.text", "tensorflow_datasets.translate")
 """Modules that register their datasets on import."""
 BUILDERS = ("multi30k", "tatoeba_en_zh", "rt_polarity", "enwik8", "debian_descriptions")
 """Datasets missing from TFDS: modules of `tformer_jax.data.builders`."""
-OTHER_FORMAT = "does not match the file formats"
-"""TFDS's error for data in another format."""
 BLOCK = 1024
 """Number of records to read at once, which is four times as fast as one by one."""
 
@@ -104,18 +103,9 @@ def load(cfg: Config, root: Path | None) -> Corpus:
         return chosen
 
     parts = [read("train", names) for names in (((name,) for name in data.train) if data.mixed else [data.train])]
-    train = Joined(parts) if data.mixed else parts[0]
-    if data.validation:
-        validation = read("validation", data.validation)
-    else:
-        boundary = hold_out_from(cfg, len(train))
-        train, validation = Part(train, range(boundary)), Part(train, range(boundary, len(train)))
-    test = read("test", data.test) if data.test else validation
-    if "label" in fields:
-        labels = labels or collect_labels(data, train, (validation, test))
-        if not data.validation and len(labels) > 1:
-            check_not_sorted(validation)
-    return Corpus(train, validation, test, labels, left_out=left_out)
+    others = {split: read(split, getattr(data, split)) for split in NAMES[1:] if getattr(data, split)}
+    splits = {"train": Joined(parts) if data.mixed else parts[0], **others}
+    return Corpus(*divide(cfg, splits, BadLines(), labels), left_out=left_out)
 
 
 def check_present(cfg: Config, root: Path | None) -> None:
@@ -136,17 +126,13 @@ def files(cfg: Config, root: Path | None) -> list[Path]:
 
 
 def _paths(builder: Any, names: Sequence[str]) -> list[str]:
-    """Returns the files of all the splits `names`."""
     return [str(each.filename) for each in builder.info.splits["+".join(names)].file_instructions]
 
 
 def _filter(builder: Any, names: tuple[str, ...], records: TfdsRecords, filters: Filters) -> Sequence[Example]:
     """Returns the records that no filter drops; what is dropped is cached, since all records have to be read for it."""
-    dropped = (
-        filters.indices(records)
-        if (key := _key(builder, names, records, filters)) is None
-        else (user_cache.cached("filters", key, lambda: filters.indices(records)))
-    )
+    key, search = _key(builder, names, records, filters), functools.partial(filters.indices, records)
+    dropped = search() if key is None else user_cache.cached("filters", key, search)
     filters.dropped.update({reason: len(indices) for reason, indices in dropped.items()})
     left_out = list(itertools.chain.from_iterable(dropped.values()))
     return Part(records, np.delete(np.arange(len(records)), left_out).tolist()) if left_out else records
@@ -203,7 +189,7 @@ def find(cfg: Config, root: Path | None) -> Any:
         return tfds.builder(cfg.data.dataset, data_dir=root, file_format="array_record")
     except (tfds.core.DatasetNotFoundError, ValueError, AssertionError) as error:
         reason = first_line(error)
-        if OTHER_FORMAT in reason:
+        if "does not match the file formats" in reason:
             reason = (
                 "is not stored as array_record, which is read without TensorFlow: build it with `tfds build "
                 "--file_format=array_record`, or convert it with `tfds convert_format`"
@@ -279,7 +265,8 @@ def _labels(builder: Any, fields: dict[str, str]) -> tuple[str, ...] | None:
 def _split(builder: Any, names: tuple[str, ...], fields: dict[str, str], labels: tuple[str, ...] | None) -> TfdsRecords:
     split = "+".join(names)
     try:
-        source = None if _is_empty(builder, split) else builder.as_data_source(split=split)
+        is_empty = builder.info.splits and builder.info.splits[split].num_examples <= 0
+        source = None if is_empty else builder.as_data_source(split=split)
     except (ValueError, KeyError, AssertionError) as error:
         if builder.info.splits:
             splits = ", ".join(builder.info.splits)
@@ -292,8 +279,3 @@ def _split(builder: Any, names: tuple[str, ...], fields: dict[str, str], labels:
     if source is None:
         raise DataError(f"split {split!r} of {builder.name} has no example: name a larger part of it")
     return TfdsRecords(source, fields, labels)
-
-
-def _is_empty(builder: Any, split: str) -> bool:
-    size: int = builder.info.splits[split].num_examples if builder.info.splits else 1
-    return size <= 0

@@ -24,21 +24,18 @@ class Tfds(Source):
 
     @classmethod
     def files(cls, cfg: Config, root: Path | None) -> list[Path]:
-        """Returns the files of the splits."""
         from tformer_jax.data.corpora import tfds
 
         return tfds.files(cfg, root)
 
     @classmethod
     def check_present(cls, cfg: Config, root: Path | None) -> None:
-        """Raises `DataError` if data is missing."""
         from tformer_jax.data.corpora import tfds
 
         tfds.check_present(cfg, root)
 
     @classmethod
     def load(cls, cfg: Config, root: Path | None) -> Corpus:
-        """Opens the dataset in the data folder, and filters it."""
         from tformer_jax.data.corpora import tfds
 
         return tfds.load(cfg, root)

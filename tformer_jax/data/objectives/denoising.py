@@ -21,10 +21,7 @@ class Denoising(Objective):
     settings = (*Objective.settings, "noise.mean_span", "noise.permute_sentences")
     added = (MASK,)
 
-    @staticmethod
-    def check(data: DataConfig) -> None:
-        """Raises `ConfigError` for windows that are too short."""
-        check_window(data)
+    check = staticmethod(check_window)
 
     @classmethod
     def build(cls, cfg: DataConfig, vocabulary: Vocabulary) -> Self:
@@ -33,7 +30,6 @@ class Denoising(Objective):
 
     @property
     def lengths(self) -> dict[str, int]:
-        """Length of a row by batch key."""
         return dict.fromkeys(("source", "target_in", "target_out"), self.tokens + self.vocabulary.around)
 
     def __call__(self, ids: np.ndarray, rng: np.random.Generator) -> TokenIds:
@@ -51,7 +47,6 @@ class Denoising(Objective):
         return np.insert(np.delete(ids, np.repeat(starts, spans) + inside), places, self.vocabulary.mask)
 
     def _permute_sentences(self, ids: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Shuffles the sentences."""
         sentences = np.split(ids, np.flatnonzero(self.vocabulary.ends_sentence[ids[:-1]]) + 1)
         return np.concatenate([sentences[index] for index in rng.permutation(len(sentences))])
 

@@ -22,7 +22,6 @@ class MaskedTokens(Objective):
 
     @property
     def lengths(self) -> dict[str, int]:
-        """Length of a row by batch key."""
         return {"tokens": self.tokens, "targets": self.tokens}
 
     def __call__(self, ids: np.ndarray, rng: np.random.Generator) -> TokenIds:

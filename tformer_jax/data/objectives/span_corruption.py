@@ -38,7 +38,6 @@ class SpanCorruption(Objective):
 
     @property
     def lengths(self) -> dict[str, int]:
-        """Length of a row by batch key."""
         further, sizes = self.vocabulary.around - 1, self.noise.span_sizes(self.tokens)
         target = sizes.target + further
         return {"source": sizes.source + further, "target_in": target, "target_out": target}

@@ -13,18 +13,10 @@ from tformer_jax.data.corpora import Corpus, Joined
 from tformer_jax.data.objectives import Objective, build_objective
 from tformer_jax.data.order import numbered_blocks
 from tformer_jax.data.prefetch import Batch
-from tformer_jax.data.rows import (
-    WHOLE_BATCH,
-    Batching,
-    EvaluationPass,
-    Shards,
-    TokenStream,
-    token_stream,
-    training_streams,
-)
+from tformer_jax.data.rows import WHOLE_BATCH, Batching, EvaluationPass, Shards, TokenStream, token_stream
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.tokens import document_end
-from tformer_jax.data.windows import loaded_windows, window_stages
+from tformer_jax.data.windows import loaded_windows, training_streams, window_stages
 
 
 class CorruptedBatches(Batching):
@@ -86,11 +78,8 @@ def covering_corrupted(
     """
     starts = range(0, len(stream) - 1, objective.tokens)
     for first in range(0, len(starts), rows):
-        own = [start for start in shards.select(_padded(starts[first : first + rows], rows)) if start is not None]
+        padded = [*starts[first : first + rows], *[None] * rows][:rows]
+        own = [start for start in shards.select(padded) if start is not None]
         texts = (stream[start : start + objective.tokens].astype(np.int32) for start in own)
         examples = (objective(ids, np.random.default_rng(start)) for start, ids in zip(own, texts, strict=True))
         yield pad_batch(examples, rows // shards.count * len(shards.own), objective.lengths)
-
-
-def _padded(starts: Sequence[int], rows: int) -> list[int | None]:
-    return [*starts, *[None] * (rows - len(starts))]

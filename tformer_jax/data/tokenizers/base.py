@@ -40,16 +40,13 @@ class Decoder(Protocol):
     @property
     def special(self) -> SpecialTokens:
         """The special tokens."""
-        ...
 
     @property
     def fallback_bytes(self) -> frozenset[int]:
         """Ids of byte-fallback tokens: single bytes; successive ones are decoded together."""
-        ...
 
     def decode(self, ids: Iterable[int]) -> str:
         """Decodes the ids before the first EOS token, skipping other special tokens."""
-        ...
 
 
 class Tokenizer:

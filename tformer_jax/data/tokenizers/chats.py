@@ -96,8 +96,7 @@ def locate_answers(tokenizer: Tokenizer, chat: Chat) -> tuple[str, tuple[tuple[i
 
 def encode_prompt(tokenizer: Tokenizer, chat: Chat) -> list[int]:
     """Returns the tokens of a conversation and of the beginning of the assistant's next message."""
-    rendered = template_of(tokenizer).render(chat, _names(tokenizer), prompt=True)
-    return _encode(tokenizer, [rendered.text])[0]
+    return _encode(tokenizer, [template_of(tokenizer).render(chat, _names(tokenizer), prompt=True).text])[0]
 
 
 def written_text(tokenizer: Tokenizer, chat: str) -> str:
@@ -122,11 +121,15 @@ def with_chat(tokenizer: Tokenizer, text: str, tokens: Mapping[str, str] | None 
     Args:
         tokens: names of special tokens by their variables, such as `eos_token`; they replace the tokenizer's names.
     """
+    return tokenizer.with_chat(ChatTemplate.make(text, role_names(tokenizer) | dict(tokens or {})))
+
+
+def role_names(tokenizer: Tokenizer) -> dict[str, str]:
+    """Returns the names of special tokens by `bos_token`, `eos_token`, `unk_token` and `pad_token`, if it has them."""
     special = tokenizer.special
     ids = {"bos": special.bos, "eos": special.eos[0], "unk": special.unknown, "pad": special.pad}
-    named = {f"{role}_token": None if i is None else special.name(i) for role, i in ids.items()}
-    given = {name: token for name, token in named.items() if token is not None} | dict(tokens or {})
-    return tokenizer.with_chat(ChatTemplate.make(text, given))
+    names = {f"{role}_token": None if i is None else special.name(i) for role, i in ids.items()}
+    return {role: name for role, name in names.items() if name is not None}
 
 
 def ending_answers(tokenizer: Tokenizer) -> Tokenizer:

@@ -9,7 +9,6 @@ from typing import Any
 
 import tokenizers as hf
 
-from tformer_jax.base.checks import import_extra
 from tformer_jax.base.errors import UserError, first_line
 from tformer_jax.base.json_files import Settings, read_json
 from tformer_jax.config.examples import SENTINELS
@@ -30,6 +29,7 @@ from tformer_jax.data.tokenizers.sentencepiece import (
     Fields,
     SentencePieceTokenizer,
     load_model,
+    parse_model,
     read_added,
     special_token,
 )
@@ -269,8 +269,7 @@ def _read_m2m_100(folder: Path, raw: bytes, settings: Settings, options: Setting
 
 def _read_fairseq(folder: Path, raw: bytes, settings: Settings, options: Settings) -> Tokenizers:
     """Builds the tokenizer of mBART, NLLB or XLM-R, with fairseq's ids; tags of languages follow the pieces."""
-    library = import_extra("this tokenizer", "sentencepiece.sentencepiece_model_pb2", "tokenizers")
-    model = library.ModelProto.FromString(raw)
+    model = parse_model(raw)
     options = read_json(folder / "special_tokens_map.json", {}) | options
     tagged = options["tokenizer_class"] != "XLMRobertaTokenizer"
     options |= {"mask_token": MASK} if tagged else {}
@@ -359,8 +358,7 @@ def _special_tokens(settings: Settings, names: Mapping[int, str], ends: Ends, un
     if start is None and bos is None and pair:
         raise UserError("config.json has no decoder_start_token_id, with which the inputs of the decoder start")
     start = start if start is not None else bos if bos is not None else eos_ids[0]
-    used = {start, *eos_ids, *forced} - {*names, *(eos_ids if endless else ())}
-    for token in used:
+    for token in {start, *eos_ids, *forced} - {*names, *(eos_ids if endless else ())}:
         if token < 0 or (size is not None and token >= size):
             raise UserError(f"config.json: the special token {token} is not one of its {size} tokens")
     words = (words[0] for words in settings.get("bad_words_ids") or () if len(words) == 1 and words[0] not in eos_ids)

@@ -41,12 +41,11 @@ CLASS_ROLES: dict[str, dict[str, str]] = {
 }
 """Names of special tokens by role that tokenizer classes of transformers 5 have unless others are given."""
 DEFAULT_CLASSES = {"bart": "RobertaTokenizer", "bert": "BertTokenizer", "gpt2": "GPT2Tokenizer"}
+DEFAULT_CLASSES |= {"albert": "AlbertTokenizer", "mbart": "MBartTokenizer", "t5": "T5Tokenizer", "mt5": "T5Tokenizer"}
 DEFAULT_CLASSES |= {"distilbert": "BertTokenizer", "roberta": "RobertaTokenizer", "xlm-roberta": "XLMRobertaTokenizer"}
-DEFAULT_CLASSES |= {"mbart": "MBartTokenizer", "t5": "T5Tokenizer", "mt5": "T5Tokenizer"}
 DEFAULT_CLASSES |= dict.fromkeys(("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "qwen3_next"), "Qwen2Tokenizer")
 DEFAULT_CLASSES |= dict.fromkeys(("qwen3_5", "qwen3_5_text"), "Qwen3_5Tokenizer")
 DEFAULT_CLASSES |= dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3_text", "t5gemma"), "GemmaTokenizer")
-DEFAULT_CLASSES |= {"albert": "AlbertTokenizer"}
 """Class of each model type if tokenizer_config.json names none, for classes that replace parts."""
 LLAMAS = ("LlamaTokenizer", "CodeLlamaTokenizer")
 """Classes that rebuild a BPE of characters alone, as in Llama 2."""
@@ -105,7 +104,8 @@ def complete_tokenizer(
         declared = _read_added_tokens(folder, options) | own
     else:
         declared = {int(i): _make_token(fields) for i, fields in listed.items()}
-    add_tokens(library, declared, options, _sentinel_names(options) if kind == "T5Tokenizer" else ())
+    sentinels = options.get("extra_ids", 100) if kind == "T5Tokenizer" else 0
+    add_tokens(library, declared, options, list(map(SENTINEL.format, range(sentinels))))
     if kind == "Qwen2Tokenizer":  # which adds them again, special and without rules about spaces
         library.add_special_tokens(special_names(options))
     if own_ends:
@@ -180,10 +180,6 @@ def _extra_tokens(options: Settings, sentinels: Sequence[str] = ()) -> list[hf.A
         more = list(options.get("additional_special_tokens") or ())
         more += [] if {_make_token(value).content for value in more} & {*sentinels} else sentinels
     return [_make_token(value) for value in more]
-
-
-def _sentinel_names(options: Settings) -> list[str]:
-    return [SENTINEL.format(i) for i in range(options.get("extra_ids", 100))]
 
 
 def _read_special_tokens_map(folder: Path, options: Settings) -> Settings:
@@ -336,9 +332,7 @@ def _as_gemma(tokenizer: hf.Tokenizer, options: Settings) -> None:
     model.unk_token, model.dropout, model.fuse_unk, model.byte_fallback = unknown, None, True, True
     tokenizer.normalizer = hf.normalizers.Replace(" ", "▁")
     tokenizer.pre_tokenizer = hf.pre_tokenizers.Split(" ", "merged_with_previous")
-    tokenizer.decoder = hf.decoders.Sequence(
-        [hf.decoders.Replace("▁", " "), hf.decoders.ByteFallback(), hf.decoders.Fuse()]
-    )
+    tokenizer.decoder = _piece_decoder()
 
 
 def _is_character_bpe(tokenizer: hf.Tokenizer) -> bool:
@@ -357,24 +351,22 @@ def _as_llama(tokenizer: hf.Tokenizer, options: Settings) -> None:
     tokenizer.model.unk_token, tokenizer.model.fuse_unk, tokenizer.model.byte_fallback = None, True, True
     tokenizer.normalizer = None
     tokenizer.pre_tokenizer = hf.pre_tokenizers.Metaspace("▁", prepend_scheme=scheme, split=False)
-    parts = [hf.decoders.Replace("▁", " "), hf.decoders.ByteFallback(), hf.decoders.Fuse()]
-    tokenizer.decoder = hf.decoders.Sequence([*parts, *([hf.decoders.Strip(" ", 1, 0)] if spaced else [])])
+    tokenizer.decoder = _piece_decoder(*([hf.decoders.Strip(" ", 1, 0)] if spaced else []))
 
 
 def _as_code_llama(tokenizer: hf.Tokenizer, options: Settings) -> None:
     _as_llama(tokenizer, options | {"legacy": False})
     tokenizer.model.unk_token = _name_of(options.get("unk_token", "<unk>"))
-    parts = [hf.decoders.Replace("▁", " "), hf.decoders.ByteFallback(), hf.decoders.Fuse()]
-    tokenizer.decoder = hf.decoders.Sequence([*parts, hf.decoders.Strip(" ", 1, 0)])
+    tokenizer.decoder = _piece_decoder(hf.decoders.Strip(" ", 1, 0))
 
 
-MODELS: dict[str, type] = {
-    "BertTokenizer": hf.models.WordPiece,
-    **dict.fromkeys(
-        ("AlbertTokenizer", "T5Tokenizer", "MBartTokenizer", "MBart50Tokenizer", "XLMRobertaTokenizer"),
-        hf.models.Unigram,
-    ),
-}
+def _piece_decoder(*last: Any) -> hf.decoders.Decoder:
+    parts = hf.decoders.Replace("▁", " "), hf.decoders.ByteFallback(), hf.decoders.Fuse()
+    return hf.decoders.Sequence([*parts, *last])
+
+
+UNIGRAMS = ("AlbertTokenizer", "T5Tokenizer", "MBartTokenizer", "MBart50Tokenizer", "XLMRobertaTokenizer")
+MODELS: dict[str, type] = {"BertTokenizer": hf.models.WordPiece, **dict.fromkeys(UNIGRAMS, hf.models.Unigram)}
 """Model that a class rebuilds; others rebuild a BPE."""
 BUILDERS: dict[str, Callable[[hf.Tokenizer, Settings], None]] = {
     "AlbertTokenizer": _as_albert,

@@ -9,6 +9,7 @@ import tokenizers as hf
 from tformer_jax.base.errors import UserError
 from tformer_jax.data import characters
 from tformer_jax.data.tokenizers.base import SENTINEL_TOKENS, Tokenizer
+from tformer_jax.data.tokenizers.chats import role_names
 from tformer_jax.data.tokenizers.checkpoints import LANGUAGES, PIECES, T5S, TAGS_LAST
 from tformer_jax.data.tokenizers.classes import BUILDERS, REBUILT
 from tformer_jax.data.tokenizers.files import Tokenizers
@@ -17,7 +18,6 @@ from tformer_jax.data.tokenizers.language_tags import languages_of, tag_names, t
 from tformer_jax.data.tokenizers.normalization import WHITESPACE
 from tformer_jax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 
-ROLES = ("bos", "eos", "unk", "pad")
 CLASSES = {**dict.fromkeys(T5S, "T5Tokenizer"), "gemma2": "GemmaTokenizer", "gemma3_text": "GemmaTokenizer"}
 """Tokenizers of transformers that read a SentencePiece model, by `model_type`; other types use Llama's."""
 
@@ -46,7 +46,8 @@ def export_tokenizers(
         Why transformers has no class for these tokenizers; None if they were written.
     """
     source, target = tokenizers.source, tokenizers.target
-    options: dict[str, Any] = _names_by_role(target) | {"clean_up_tokenization_spaces": False}
+    mask = {"mask_token": target.mask[1]} if target.mask else {}
+    options: dict[str, Any] = role_names(target) | mask | {"clean_up_tokenization_spaces": False}
     if _is_plain_model(source) and _is_plain_model(target):
         options |= _save_pieces(folder, source, target, model_type)
         if options["tokenizer_class"] == M2M_100:
@@ -128,10 +129,9 @@ def _save_m2m_100(folder: Path, tokenizer: SentencePieceTokenizer) -> dict[str, 
     (folder / PIECES[-1]).write_bytes(tokenizer.model)
     (folder / "vocab.json").write_text(json.dumps(tokenizer.vocab, ensure_ascii=False), encoding="utf-8")
     languages = " ".join(languages_of(tokenizer))
-    codes = next(kind for kind, listed in LANGUAGES.items() if listed == languages)
     return {
         "tokenizer_class": M2M_100,
-        "language_codes": codes,
+        "language_codes": next(kind for kind, listed in LANGUAGES.items() if listed == languages),
         "additional_special_tokens": tag_names(tokenizer),
         "added_tokens_decoder": tokenizer.added.tokens,
     }
@@ -186,13 +186,3 @@ def _reason_against(tokenizer: Tokenizer) -> str:
     if (library := tokenizer.to_library()) and (symbol := _unwritten_symbol(tokenizer, library)):
         return f"tokenizer.json cannot hold data.symbols with {symbol!r}"
     return f"tokenizer.json cannot hold a tokenizer of the kind {tokenizer.kind!r} with these ids"
-
-
-def _names_by_role(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Returns the names of special tokens by their roles, as in `tokenizer_config.json`."""
-    special = tokenizer.special
-    ids = dict(zip(ROLES, (special.bos, special.eos[0], special.unknown, special.pad), strict=True))
-    names = {f"{role}_token": special.name(i) for role, i in ids.items() if i is not None}
-    if tokenizer.mask:
-        names["mask_token"] = tokenizer.mask[1]
-    return {role: name for role, name in names.items() if name is not None}

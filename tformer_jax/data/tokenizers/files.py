@@ -19,7 +19,6 @@ FORMATS = Kinds(
 )
 """Classes by the `kind` of tokenizers that are only loaded; `kinds.TOKENIZERS` has the others."""
 SUFFIXES = {".json": "checkpoint", ".model": "sentencepiece", ".tiktoken": "tiktoken"}
-"""Formats by the suffix of a file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,8 +106,7 @@ def find_class(kind: str) -> type[Tokenizer]:
     names = FORMATS if kind in FORMATS else kinds.TOKENIZERS
     if kind not in names:
         raise UserError(f"the kind of tokenizer {kind!r} is not known; --import MODULE registers others")
-    registered: type[Tokenizer] = kinds.load(names, kind)
-    return registered
+    return kinds.load(names, kind)
 
 
 def load_tokenizer(path: Path, setting: str = "data.tokenizer_file") -> Tokenizer:
@@ -131,8 +129,7 @@ def load_tokenizer(path: Path, setting: str = "data.tokenizer_file") -> Tokenize
     except UserError:
         raise
     except Exception as error:  # the libraries raise their own types, including bare Exception
-        reason = first_line(error)
-        raise UserError(f"{setting}: {path} is not a valid {path.suffix} tokenizer ({reason})") from error
+        raise UserError(f"{setting}: {path} is not a valid {path.suffix} tokenizer ({first_line(error)})") from error
 
 
 def is_saved(path: Path) -> bool:

@@ -85,11 +85,8 @@ class HFTokenizer(Tokenizer):
         if self.split_special_tokens:
             return self
         changed = copy.copy(self)
-        changed.backend_tokenizer, changed.split_special_tokens = (
-            hf.Tokenizer.from_str(self.backend_tokenizer.to_str()),
-            True,
-        )
-        changed.backend_tokenizer.encode_special_tokens = True
+        changed.backend_tokenizer = hf.Tokenizer.from_str(self.backend_tokenizer.to_str())
+        changed.backend_tokenizer.encode_special_tokens = changed.split_special_tokens = True
         return changed
 
     def without_added(self, size: int) -> Tokenizer:
@@ -97,8 +94,7 @@ class HFTokenizer(Tokenizer):
             return self
         model = self._model()
         model["added_tokens"] = [token for token in model["added_tokens"] if token["id"] < size or not token["special"]]
-        library = hf.Tokenizer.from_str(json.dumps(model))
-        split = self.split_special_tokens
+        library, split = hf.Tokenizer.from_str(json.dumps(model)), self.split_special_tokens
         limited = HFTokenizer(library, self.special.below(size), split_special_tokens=split)
         limited.chat = self.chat
         return limited
@@ -107,8 +103,7 @@ class HFTokenizer(Tokenizer):
     def from_json(cls, values: dict[str, Any]) -> Self:
         library = hf.Tokenizer.from_str(json.dumps(values["model"]))
         special = special_from_json(values["special"]) if "special" in values else None
-        split = bool(values.get("split_special_tokens"))
-        return cls(library, special, split_special_tokens=split)
+        return cls(library, special, split_special_tokens=bool(values.get("split_special_tokens")))
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
@@ -127,29 +122,23 @@ class HFTokenizer(Tokenizer):
     def vocabulary(self) -> tuple[str, dict[str, int]]:
         from tformer_jax.data.tokenizers.notation import notation_of
 
-        return notation_of(self._model()), {
-            token: self._shift + i for token, i in self.backend_tokenizer.get_vocab().items()
-        }
+        ids = self.backend_tokenizer.get_vocab()
+        return notation_of(self._model()), {token: self._shift + i for token, i in ids.items()}
 
     def _model(self) -> dict[str, Any]:
-        model: dict[str, Any] = json.loads(self.backend_tokenizer.to_str())
-        return model
+        return json.loads(self.backend_tokenizer.to_str())
 
     def _with_library_tokens(self, special: SpecialTokens) -> SpecialTokens:
         """Adds the special tokens and the unknown token of a library whose ids are shifted."""
         if not self._shift:
             return special
         model = self._model()["model"]
-        unknown = model.get("unk_id")
-        if name := model.get("unk_token"):
-            unknown = self.backend_tokenizer.token_to_id(name)
+        name, unknown = model.get("unk_token"), model.get("unk_id")
+        unknown = self.backend_tokenizer.token_to_id(name) if name else unknown
         added = self.backend_tokenizer.get_added_tokens_decoder()
         names = ((self._shift + i, token.content) for i, token in added.items() if token.special)
-        return dataclasses.replace(
-            special,
-            names=(*special.names, *names),
-            unknown=special.unknown if unknown is None else self._shift + unknown,
-        )
+        unknown = special.unknown if unknown is None else self._shift + unknown
+        return dataclasses.replace(special, names=(*special.names, *names), unknown=unknown)
 
 
 class BPE(HFTokenizer):
@@ -224,8 +213,7 @@ class WordPiece(HFTokenizer):
         if len(vocab) > cfg.vocab_size:
             least = f"a WordPiece vocabulary of these texts needs at least {len(vocab)}"
             raise cfg.error("vocab_size", f"{least}, for each character at the start of words and within them")
-        model = hf.models.WordPiece(vocab, unk_token=unknown, max_input_chars_per_word=LONGEST_WORD)
-        library = hf.Tokenizer(model)
+        library = hf.Tokenizer(hf.models.WordPiece(vocab, unk_token=unknown, max_input_chars_per_word=LONGEST_WORD))
         library.pre_tokenizer = words
         library.decoder = hf.decoders.WordPiece(cleanup=False)
         library.add_special_tokens(list(SPECIAL_TOKENS))
@@ -233,7 +221,6 @@ class WordPiece(HFTokenizer):
 
 
 def _train_bytes(cfg: DataConfig, texts: Iterable[str], model: Any, trainer: Any, **options: Any) -> hf.Tokenizer:
-    """Trains a byte-level model."""
     alphabet = hf.pre_tokenizers.ByteLevel.alphabet()
     if cfg.vocab_size < len(alphabet) + FIRST:
         raise cfg.error("vocab_size", f"a byte-level vocabulary needs at least {len(alphabet) + FIRST}")
@@ -275,5 +262,4 @@ def _byte_pieces(cfg: DataConfig) -> list[str]:
 
 
 def _options(cfg: DataConfig) -> dict[str, Any]:
-    """Returns the arguments of every trainer."""
     return {"vocab_size": cfg.vocab_size, "special_tokens": list(SPECIAL_TOKENS), "show_progress": False}

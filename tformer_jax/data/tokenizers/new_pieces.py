@@ -11,7 +11,6 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.data.tokenizers.base import Tokenizer
 from tformer_jax.data.tokenizers.huggingface import HFTokenizer
 from tformer_jax.data.tokenizers.notation import NOTATIONS, PLAIN, SPACE, SPACED, WORDS, Notation
-from tformer_jax.data.tokenizers.segmentation import Pieces
 from tformer_jax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from tformer_jax.data.tokenizers.simple import PieceTokenizer, WordTokenizer
 from tformer_jax.data.tokenizers.surgery import pieces_of
@@ -49,7 +48,8 @@ def pieces_of_texts(tokenizer: Tokenizer, texts: Iterable[str], count: int) -> l
         piece = notation.write(word)
         if piece and word.strip() and piece not in pieces.present and (word == text or notation is NOTATIONS[SPACED]):
             words[piece] += number
-    saved = {piece: number * (_length(pieces, piece) - 1) for piece, number in words.most_common(CANDIDATES * count)}
+    lengths = {piece: max(2, len(pieces.segment(piece))) for piece, _ in words.most_common(CANDIDATES * count)}
+    saved = {piece: words[piece] * (length - 1) for piece, length in lengths.items()}  # an unsplit word counts as two
     return heapq.nsmallest(count, saved, key=lambda piece: (-saved[piece], piece))
 
 
@@ -75,11 +75,6 @@ def _notation_of(tokenizer: Tokenizer) -> Notation:
     if name not in NOTATIONS:
         raise UserError(f"the vocabulary of a tokenizer of the kind {tokenizer.kind!r} has no pieces of text")
     return NOTATIONS[name]
-
-
-def _length(pieces: Pieces, piece: str) -> int:
-    """Returns the number of tokens of a new piece; a word that the vocabulary cannot split counts as two."""
-    return max(2, len(pieces.segment(piece)))
 
 
 def _is_whole(tokenizer: Tokenizer, notation: Notation, text: str) -> bool:

@@ -21,8 +21,7 @@ PROTECTED = "\ufffe"
 @functools.cache
 def symbol_pattern(symbols: tuple[str, ...]) -> re.Pattern[str]:
     """Returns a pattern with one group that matches the longest symbol at a place of a text."""
-    longest_first = sorted(symbols, key=len, reverse=True)
-    return re.compile(f"({'|'.join(map(re.escape, longest_first))})")
+    return re.compile(f"({'|'.join(map(re.escape, sorted(symbols, key=len, reverse=True)))})")
 
 
 @functools.cache
@@ -102,8 +101,7 @@ def detokenizer(steps: Sequence[str], language: str) -> Step:
         raise UserError(
             "decode.detokenize=True: outputs are not tokens of Moses (data.normalize has no 'moses'); write False"
         )
-    library = import_extra("decode.detokenize=True", "sacremoses", "tokenizers")
-    moses = library.MosesDetokenizer(_moses_code(language))
+    moses = import_extra("decode.detokenize=True", "sacremoses", "tokenizers").MosesDetokenizer(_moses_code(language))
     return lambda text: moses.detokenize(text.split())
 
 
@@ -127,8 +125,7 @@ def _moses(language: str) -> Step:
 def _punctuation(language: str) -> Step:
     """Moses' normalize-punctuation.perl."""
     moses = import_extra("data.normalize='punctuation'", "sacremoses", "tokenizers")
-    normalize: Step = moses.MosesPunctNormalizer(_moses_code(language)).normalize
-    return normalize
+    return moses.MosesPunctNormalizer(_moses_code(language)).normalize
 
 
 def _moses_code(name: str) -> str:
@@ -147,8 +144,7 @@ def _moses_code(name: str) -> str:
 
 def _simplified(language: str) -> Step:
     """OpenCC's conversion of traditional Chinese characters; texts in other scripts stay as they are."""
-    convert: Step = import_extra("data.normalize='simplified'", "opencc", "tokenizers").OpenCC("t2s").convert
-    return convert
+    return import_extra("data.normalize='simplified'", "opencc", "tokenizers").OpenCC("t2s").convert
 
 
 STEPS: dict[str, Callable[[str], Step]] = {
@@ -161,4 +157,3 @@ STEPS: dict[str, Callable[[str], Step]] = {
 }
 """Functions that build a step for a language, by the step's name."""
 LIBRARIES = {"punctuation": "sacremoses", MOSES: "sacremoses", "simplified": "opencc"}
-"""The distribution that implements a step."""

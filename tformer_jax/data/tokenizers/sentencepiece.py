@@ -3,6 +3,7 @@
 import base64
 import copy
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -11,19 +12,13 @@ from typing import Any, Self
 import tokenizers as hf
 
 from tformer_jax.base.checks import import_extra
-from tformer_jax.data.tokenizers.base import (
-    FIRST,
-    SENTINEL,
-    UNKNOWN_MARK,
-    Tokenizer,
-    special_from_json,
-    with_context,
-)
+from tformer_jax.data.tokenizers.base import FIRST, SENTINEL, UNKNOWN_MARK, Tokenizer, special_from_json, with_context
 from tformer_jax.data.tokenizers.notation import SPACED
 from tformer_jax.special_tokens import UNK, SpecialTokens
 
 Fields = dict[str, Any]
 """A token as in `added_tokens_decoder` of tokenizer_config.json: its name is `content`."""
+LANGUAGE_CODE = re.compile(">>.*?<<", re.DOTALL)
 NO_SPACE = "\ue000"
 """A character that no model has: SentencePiece puts the space before it instead of before the text after it."""
 
@@ -142,20 +137,17 @@ class SentencePieceTokenizer(Tokenizer):
 
     def _encode_part(self, text: str, *, spaced: bool) -> list[int]:
         """Encodes a text without added tokens; `spaced`: with the space that SentencePiece puts before texts."""
-        code, text = _language_code(text) if self.codes and self.vocab is not None else ([], text)
-        pieces = (
-            self.split_pieces(text)
-            if spaced
-            else self.split_pieces(NO_SPACE + text)[len(self.split_pieces(NO_SPACE)) :]
-        )
+        match = LANGUAGE_CODE.match(text) if self.codes and self.vocab is not None else None
+        code, text = ([match[0]], text[match.end() :]) if match else ([], text)
+        before = "" if spaced else NO_SPACE
+        pieces = self.split_pieces(before + text)[len(self.split_pieces(before)) :]
         unknown = self.special.unknown
         assert unknown is not None
         return [self._ids.get(piece, unknown) for piece in (*code, *pieces)]
 
     def split_pieces(self, text: str) -> list[str]:
         """Splits a normalized text into pieces, whether the vocabulary has ids for them or not."""
-        pieces: list[str] = self._processor.encode(text, out_type=str)
-        return pieces
+        return self._processor.encode(text, out_type=str)
 
 
 class AddedTokens:
@@ -178,8 +170,13 @@ class AddedTokens:
 
 def load_model(model: bytes) -> Any:
     """Returns the library's processor of a model file."""
-    library = import_extra("this tokenizer", "sentencepiece", "tokenizers")
-    return library.SentencePieceProcessor(model_proto=model)
+    return import_extra("this tokenizer", "sentencepiece", "tokenizers").SentencePieceProcessor(model_proto=model)
+
+
+def parse_model(model: bytes) -> Any:
+    """Returns the message of a model file, whose pieces can be read and changed."""
+    library = import_extra("this tokenizer", "sentencepiece.sentencepiece_model_pb2", "tokenizers")
+    return library.ModelProto.FromString(model)
 
 
 def read_added(model: Any, names: list[str], declared: Mapping[int, Fields], sentinels: int) -> dict[int, Fields]:
@@ -207,10 +204,3 @@ def read_added(model: Any, names: list[str], declared: Mapping[int, Fields], sen
 def special_token(name: str, *, special: bool = True) -> Fields:
     """Returns the fields of a token without rules about spaces around it."""
     return {"content": name, "normalized": not special, "special": special}
-
-
-def _language_code(text: str) -> tuple[list[str], str]:
-    end = text.find("<<")
-    if not text.startswith(">>") or end < 0:
-        return [], text
-    return [text[: end + 2]], text[end + 2 :]

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import tokenizers as hf
 
-from tformer_jax.base.checks import import_extra
 from tformer_jax.base.errors import UserError
 from tformer_jax.data.tokenizers.base import FIRST, TAG, Tokenizer
 from tformer_jax.data.tokenizers.files import from_json
@@ -16,7 +15,7 @@ from tformer_jax.data.tokenizers.huggingface import BYTE, HFTokenizer
 from tformer_jax.data.tokenizers.language_tags import languages_of, matching_languages
 from tformer_jax.data.tokenizers.notation import BYTES, byte_names
 from tformer_jax.data.tokenizers.segmentation import JoinedPieces, LongestPieces, MergedPieces, Pieces, ScoredPieces
-from tformer_jax.data.tokenizers.sentencepiece import SentencePieceTokenizer
+from tformer_jax.data.tokenizers.sentencepiece import SentencePieceTokenizer, parse_model
 from tformer_jax.data.tokenizers.simple import PieceTokenizer
 
 Ids = Mapping[int | str, int]
@@ -44,11 +43,9 @@ def pieces_of(tokenizer: Tokenizer) -> Pieces:
     if isinstance(tokenizer, HFTokenizer):
         return _library_pieces(tokenizer.describe()["model"]["model"])
     if isinstance(tokenizer, SentencePieceTokenizer):
-        model = _read_model(tokenizer.model)
+        model = parse_model(tokenizer.model)
         scores = {piece.piece: piece.score for piece in model.pieces if piece.type == NORMAL}
-        if model.trainer_spec.model_type == BPE:
-            return JoinedPieces(scores)
-        return ScoredPieces(scores)
+        return JoinedPieces(scores) if model.trainer_spec.model_type == BPE else ScoredPieces(scores)
     raise UserError(f"the vocabulary of a tokenizer of the kind {tokenizer.kind!r} cannot be changed")
 
 
@@ -187,7 +184,7 @@ def _other_tokens(tokenizer: Tokenizer) -> set[int]:
     """Returns the ids of all tokens that are not pieces of texts, named or not, including the unknown token."""
     ids = tokenizer.vocabulary()[1]
     if isinstance(tokenizer, SentencePieceTokenizer):
-        others = (piece.piece for piece in _read_model(tokenizer.model).pieces if piece.type != NORMAL)
+        others = (piece.piece for piece in parse_model(tokenizer.model).pieces if piece.type != NORMAL)
         own = () if tokenizer.keeps_ids else range(FIRST)
         return {*own, *tokenizer.added.tokens, *(ids[piece] for piece in others if piece in ids)}
     if isinstance(tokenizer, HFTokenizer):
@@ -241,7 +238,7 @@ def _renumber_template(step: dict[str, Any] | None, new: Mapping[int | str, int]
 
 
 def _edit_model(tokenizer: SentencePieceTokenizer, ids: Ids, pieces: Pieces | None) -> dict[str, Any]:
-    model, old = _read_model(tokenizer.model), tokenizer.vocabulary()[1]
+    model, old = parse_model(tokenizer.model), tokenizer.vocabulary()[1]
     removed = {piece for piece, i in old.items() if i not in ids}
     left = [piece for piece in model.pieces if piece.piece not in removed]
     lowest = min(piece.score for piece in model.pieces)
@@ -250,7 +247,7 @@ def _edit_model(tokenizer: SentencePieceTokenizer, ids: Ids, pieces: Pieces | No
     for number, piece in enumerate((old for old in ids if isinstance(old, str)), start=1):
         score = pieces.scores[piece] if isinstance(pieces, ScoredPieces) else lowest - number
         model.pieces.add(piece=piece, score=score, type=NORMAL)
-    values: dict[str, Any] = {"model": _encode_model(model)}
+    values: dict[str, Any] = {"model": base64.b64encode(model.SerializeToString()).decode()}
     if tokenizer.vocab is not None:
         added = {piece: i for piece, i in ids.items() if isinstance(piece, str)}
         values["vocab"] = {piece: ids[i] for piece, i in tokenizer.vocab.items() if i in ids} | added
@@ -270,12 +267,3 @@ EDITORS: dict[type[Tokenizer], Callable[[Any, Ids, Pieces | None], dict[str, Any
 def _read_merge(merge: str | Sequence[str]) -> tuple[str, str]:
     left, right = merge.split(" ") if isinstance(merge, str) else merge
     return left, right
-
-
-def _read_model(model: bytes) -> Any:
-    library = import_extra("this tokenizer", "sentencepiece.sentencepiece_model_pb2", "tokenizers")
-    return library.ModelProto.FromString(model)
-
-
-def _encode_model(model: Any) -> str:
-    return base64.b64encode(model.SerializeToString()).decode()

@@ -81,7 +81,8 @@ def _add_chat(cfg: DataConfig, tokenizers: Tokenizers, root: Path | None) -> Tok
 def _train_or_load(cfg: DataConfig, train: Iterable[Example], root: Path | None) -> Tokenizers:
     if cfg.tokenizer_file is not None and (folder := tokenizer_path(cfg, root)).is_dir():
         return _load_folder(cfg, folder)
-    origin = None if any(map(_is_read_or_outside, cfg.tokenizer_kinds)) else origin_of(train)
+    outside = any(kind == "file" or kinds.is_outside(kinds.TOKENIZERS, kind) for kind in cfg.tokenizer_kinds)
+    origin = None if outside else origin_of(train)
     if origin is None:
         made = _train_sides(cfg, train, root)
     else:
@@ -98,9 +99,7 @@ def _train_or_load(cfg: DataConfig, train: Iterable[Example], root: Path | None)
 
 
 def _code(cfg: DataConfig, train: Iterable[Example]) -> list[ModuleType]:
-    """Returns the modules that determine trained tokenizers."""
-    classes = dict.fromkeys(sys.modules[find_class(kind).__module__] for kind in cfg.tokenizer_kinds)
-    modules = [*CODE, *classes]
+    modules = [*CODE, *dict.fromkeys(sys.modules[find_class(kind).__module__] for kind in cfg.tokenizer_kinds)]
     if cfg.placeholders:
         from tformer_jax.data import placeholders
 
@@ -112,12 +111,7 @@ def _code(cfg: DataConfig, train: Iterable[Example]) -> list[ModuleType]:
     return modules
 
 
-def _is_read_or_outside(kind: str) -> bool:
-    return kind == "file" or kinds.is_outside(kinds.TOKENIZERS, kind)
-
-
 def _load_folder(cfg: DataConfig, folder: Path) -> Tokenizers:
-    """Loads the tokenizers of a run or a checkpoint."""
     if {*cfg.tokenizer_kinds} != {"file"}:
         raise cfg.error(
             "tokenizer_file", "is a folder with the tokenizers of both sides, but only one uses 'file'; name a file"
@@ -230,7 +224,6 @@ def cut_long_words(text: str) -> Sequence[str]:
 
 
 def _text_of_side(example: Example, side: str) -> str:
-    """Returns the text of a side; for a conversation, the text of its messages."""
     if side != "messages":
         return example[side]
     from tformer_jax.data.chat.messages import contents
@@ -239,7 +232,6 @@ def _text_of_side(example: Example, side: str) -> str:
 
 
 def _symbols(cfg: DataConfig) -> tuple[str, ...]:
-    """Returns the symbols of trained tokenizers."""
     if not cfg.placeholders:
         return tuple(dict.fromkeys(cfg.symbols))
     from tformer_jax.data.placeholders import NUMBERED
@@ -329,13 +321,11 @@ def _sample(train: Iterable[Example], limit: int | None) -> Iterator[Example]:
 
 
 def _show_progress(examples: Iterable[Example], total: int) -> Iterator[Example]:
-    """Yields examples, with a progress bar on a terminal."""
-    console = Console(stderr=True)
     yield from track(
         examples,
         "reading examples for the tokenizer",
         total=total,
-        console=console,
+        console=Console(stderr=True),
         disable=sys.stderr is None or not sys.stderr.isatty(),
         transient=True,
     )

@@ -1,6 +1,5 @@
 """Prepares transforms for a corpus and applies them; what they draw depends on the seed, the example and the epoch."""
 
-import functools
 import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -91,12 +90,8 @@ def build(transforms: Sequence[Transform], training: Training, seed: int) -> Tra
     return select(None)._replace(stages=stages)
 
 
-def formats(transforms: Sequence[Transform]) -> Transforms:
-    """Returns the formats that transforms give to sources of other splits."""
-    return Transforms(0, ((1.0, functools.partial(_format_example, tuple(transforms))),), ())
-
-
-def _format_example(transforms: Sequence[Transform], example: Example, rng: random.Random, index: int) -> Example:
+def format_example(transforms: Sequence[Transform], example: Example, rng: random.Random, index: int) -> Example:
+    """Returns an example whose source has the formats of transforms that give one to other splits."""
     return {**example, "source": format_source(transforms, example["source"])}
 
 

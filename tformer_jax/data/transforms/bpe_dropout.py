@@ -1,6 +1,7 @@
 """BPE-dropout: texts are segmented at random."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -41,17 +42,13 @@ class BpeDropout(Transform):
         merges = {tokenizer: RandomMerges(tokenizer, self.rate) for tokenizer in tokenizers if tokenizer.is_bpe}
         if not merges:
             raise self.error("kind", "needs a BPE tokenizer, which the data does not have")
-        return Segmentation(merges)
+        return functools.partial(_segment, merges)
 
 
-@dataclasses.dataclass(frozen=True)
-class Segmentation:
-    """Segments the texts of each BPE."""
-
-    merges: Mapping[Tokenizer, "RandomMerges"]
-
-    def __call__(self, ids: list[int], text: str, tokenizer: Tokenizer, rng: random.Random) -> list[int]:
-        return self.merges[tokenizer].encode(text, rng) if tokenizer in self.merges else ids
+def _segment(
+    merges: Mapping[Tokenizer, "RandomMerges"], ids: list[int], text: str, tokenizer: Tokenizer, rng: random.Random
+) -> list[int]:
+    return merges[tokenizer].encode(text, rng) if tokenizer in merges else ids
 
 
 class RandomMerges:
@@ -78,7 +75,6 @@ class RandomMerges:
         return [i for part in parts for i in self._encode(part, rng)]
 
     def _encode(self, part: str | int, rng: random.Random) -> Iterator[int]:
-        """Yields the ids of a text, or the id of a symbol."""
         if isinstance(part, int):
             yield part
             return

@@ -17,7 +17,6 @@ def capitalize_words(text: str) -> str:
 
 
 FORMS = {"upper": str.upper, "lower": str.lower, "title": capitalize_words}
-"""Functions by the value of `form`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,5 +27,4 @@ class Case(TextTransform):
     form: str = setting("upper", "upper, lower, or title: capitalized words", choices=tuple(FORMS))
 
     def change_text(self, text: str, rng: random.Random) -> str:
-        """Returns the text in the other case."""
         return FORMS[self.form](text)

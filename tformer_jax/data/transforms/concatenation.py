@@ -2,6 +2,7 @@
 
 import bisect
 import dataclasses
+import functools
 import itertools
 import random
 from collections.abc import Sequence
@@ -37,34 +38,26 @@ class Concatenation(Transform):
 
     @property
     def documents(self) -> tuple[int, str] | None:
-        """As in `Transform`."""
         return (self.count, self.separator) if self.others == "next" else None
 
     def prepare(self, training: Training) -> Change:
-        """Returns the change of examples."""
         check_marks(self, "separator", (self.separator,), training.tokenizers)
-        return Joiner(self, training.corpus.train, tuple(itertools.accumulate(training.corpus.sizes)))
+        return functools.partial(self._join, training.corpus.train, tuple(itertools.accumulate(training.corpus.sizes)))
 
-
-@dataclasses.dataclass(frozen=True)
-class Joiner:
-    """Appends examples of the parts of a split, which end at `ends`."""
-
-    settings: Concatenation
-    examples: Sequence[Example]
-    ends: Sequence[int]
-
-    def __call__(self, example: Example, rng: random.Random, index: int) -> Example:
-        part = bisect.bisect_right(self.ends, index)
-        start, stop = self.ends[part - 1] if part else 0, self.ends[part]
+    def _join(
+        self, examples: Sequence[Example], ends: Sequence[int], example: Example, rng: random.Random, index: int
+    ) -> Example:
+        """Appends examples of the same part of a split, whose parts end at `ends`."""
+        part = bisect.bisect_right(ends, index)
+        start, stop = ends[part - 1] if part else 0, ends[part]
         texts = {key: text for key, text in example.items() if key in (*SIDES, "text")}
-        for number in range(1, rng.randint(2, self.settings.count)):
-            place = index + number if self.settings.others == "next" else rng.randrange(start, stop)
+        for number in range(1, rng.randint(2, self.count)):
+            place = index + number if self.others == "next" else rng.randrange(start, stop)
             if place >= stop:
                 break
-            other = self.examples[place]
-            joined = {key: text + self.settings.separator + other[key] for key, text in texts.items()}
-            if max(map(len, joined.values())) > self.settings.max_characters:
+            other = examples[place]
+            joined = {key: text + self.separator + other[key] for key, text in texts.items()}
+            if max(map(len, joined.values())) > self.max_characters:
                 break
             texts = joined
         return {**example, **texts}

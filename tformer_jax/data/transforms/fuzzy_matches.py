@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import random
 import re
 from collections.abc import Sequence
@@ -41,21 +42,12 @@ class FuzzyMatches(Transform):
         check_symbols(self, "separator", (self.separator,), data)
 
     def prepare(self, training: Training) -> Change:
-        """Returns the change of sources."""
         check_marks(self, "separator", (self.separator,), training.tokenizers)
         train = training.corpus.train
-        return MatchedSources(Matches(train, spread(len(train), self.searched), self.similarity), self.separator)
+        return functools.partial(self._add_match, Matches(train, spread(len(train), self.searched), self.similarity))
 
-
-@dataclasses.dataclass(frozen=True)
-class MatchedSources:
-    """Puts the match of each example of a split in front of its source."""
-
-    matches: "Matches"
-    separator: str
-
-    def __call__(self, example: Example, rng: random.Random, index: int) -> Example:
-        match = self.matches.find(index)
+    def _add_match(self, matches: "Matches", example: Example, rng: random.Random, index: int) -> Example:
+        match = matches.find(index)
         return example if match is None else {**example, "source": match + self.separator + example["source"]}
 
 
@@ -75,9 +67,8 @@ class Matches:
                 places[word].append(place)
         self._places = {word: np.array(of_word, np.int32) for word, of_word in places.items()}
         self._sizes = np.array(list(map(len, words)))
-        numbers = {source: number for number, source in enumerate(dict.fromkeys(sources))}
-        self._numbers = np.array([numbers[source] for source in sources])
-        self._number_of = numbers
+        self._number_of = {source: number for number, source in enumerate(dict.fromkeys(sources))}
+        self._numbers = np.array([self._number_of[source] for source in sources])
         self._found: dict[int, str | None] = {}
 
     def find(self, index: int) -> str | None:

@@ -18,11 +18,20 @@ KEYS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 NEIGHBORS = {
     row[place]: row[max(place - 1, 0) : place] + row[place + 1 : place + 2] for row in KEYS for place in range(len(row))
 }
-"""Keys beside each key."""
+
+
+class DrawnChange(TextTransform):
+    """Draws one of the `changes` of its settings for each word or mark."""
+
+    changes: tuple[str, ...]
+
+    def check(self) -> None:
+        if not self.changes:
+            raise self.error("changes", "must have a value to draw; leave the transform out instead")
 
 
 @dataclasses.dataclass(frozen=True)
-class Spacing(TextTransform):
+class Spacing(DrawnChange):
     """Joins words, splits them, or doubles the space after them; the numbers of a text stay the same."""
 
     rate: float = setting(0.1, "probability with which a word is changed", low=0, high=1)
@@ -33,11 +42,7 @@ class Spacing(TextTransform):
         choices=("join", "split", "double"),
     )
 
-    def check(self) -> None:
-        _check_changes(self)
-
     def change_text(self, text: str, rng: random.Random) -> str:
-        """Returns the text with other spaces."""
         words = text.split(" ")
         for place, word in enumerate(words):
             change = rng.choice(self.changes) if rng.random() < self.rate else None
@@ -53,7 +58,7 @@ class Spacing(TextTransform):
 
 
 @dataclasses.dataclass(frozen=True)
-class Punctuation(TextTransform):
+class Punctuation(DrawnChange):
     """Removes or repeats punctuation marks, but none beside a digit."""
 
     rate: float = setting(0.2, "probability with which a mark is changed", low=0, high=1)
@@ -61,12 +66,7 @@ class Punctuation(TextTransform):
         ("remove", "repeat"), "drawn for a mark: remove it, or write it twice", choices=("remove", "repeat")
     )
 
-    def check(self) -> None:
-        _check_changes(self)
-
     def change_text(self, text: str, rng: random.Random) -> str:
-        """Returns the text with other punctuation marks."""
-
         def change(match: re.Match[str]) -> str:
             if not unicodedata.category(match[0]).startswith("P") or rng.random() >= self.rate:
                 return match[0]
@@ -76,7 +76,7 @@ class Punctuation(TextTransform):
 
 
 @dataclasses.dataclass(frozen=True)
-class Typos(TextTransform):
+class Typos(DrawnChange):
     """Makes typing errors in words of at least two letters, one a word."""
 
     rate: float = setting(0.1, "probability with which a word is changed", low=0, high=1)
@@ -87,12 +87,7 @@ class Typos(TextTransform):
         choices=("swap", "remove", "repeat", "key"),
     )
 
-    def check(self) -> None:
-        _check_changes(self)
-
     def change_text(self, text: str, rng: random.Random) -> str:
-        """Returns the text with typing errors."""
-
         def change(match: re.Match[str]) -> str:
             return self._misspell(match[0], rng) if rng.random() < self.rate else match[0]
 
@@ -152,9 +147,3 @@ def _without_margins(text: str) -> tuple[str, str, str]:
     rest = text.lstrip()
     body = rest.rstrip()
     return text[: len(text) - len(rest)], body, rest[len(body) :]
-
-
-def _check_changes(transform: Spacing | Punctuation | Typos) -> None:
-    """Raises `ConfigError` if there is nothing to draw."""
-    if not transform.changes:
-        raise transform.error("changes", "must have a value to draw; leave the transform out instead")

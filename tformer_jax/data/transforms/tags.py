@@ -2,6 +2,7 @@
 
 import bisect
 import dataclasses
+import functools
 import itertools
 import random
 from collections.abc import Sequence
@@ -37,9 +38,12 @@ class EntryTags(Transform):
         check_symbols(self, "tags", self.tags, data)
 
     def prepare(self, training: Training) -> Change:
-        """Returns the change of sources."""
         check_marks(self, "tags", self.tags, training.tokenizers)
-        return EntryTagger(self.tags, tuple(itertools.accumulate(training.corpus.sizes)))
+        return functools.partial(self._tag, tuple(itertools.accumulate(training.corpus.sizes)))
+
+    def _tag(self, ends: Sequence[int], example: Example, rng: random.Random, index: int) -> Example:
+        """Puts the tag of its entry before a source; `ends` are the indices where entries end."""
+        return {**example, "source": self.tags[bisect.bisect_right(ends, index)] + example["source"]}
 
     @property
     def is_format(self) -> bool:
@@ -48,14 +52,3 @@ class EntryTags(Transform):
     def format_source(self, source: str) -> str:
         """Returns the source if it starts with one of the tags, else the source with `held_out` before it."""
         return source if source.startswith(tuple(filter(None, self.tags))) else self.held_out + source
-
-
-@dataclasses.dataclass(frozen=True)
-class EntryTagger:
-    """Puts the tag of its entry before each source; `ends` are the indices where entries end."""
-
-    tags: Sequence[str]
-    ends: Sequence[int]
-
-    def __call__(self, example: Example, rng: random.Random, index: int) -> Example:
-        return {**example, "source": self.tags[bisect.bisect_right(self.ends, index)] + example["source"]}

@@ -1,10 +1,10 @@
 """The base of transforms that change the texts of examples, whatever else is in them."""
 
 import dataclasses
+import functools
 import itertools
 import random
 import re
-from collections.abc import Callable
 
 from tformer_jax.config.fields import setting
 from tformer_jax.config.transforms import Transform
@@ -32,28 +32,18 @@ class TextTransform(Transform):
         raise NotImplementedError
 
     def prepare(self, training: Training) -> Change:
-        """Returns the change of examples."""
-        return TextChange(self.change_text, self.sides, fixed_pattern(training.tokenizers))
+        return functools.partial(self._change_example, fixed_pattern(training.tokenizers))
 
+    def _change_example(
+        self, fixed: re.Pattern[str] | None, example: Example, rng: random.Random, index: int
+    ) -> Example:
+        keys = [key for key in example if (key in self.sides if key in SIDES else key not in NO_TEXT)]
+        return {**example, **{key: self._change_around(fixed, example[key], rng) for key in keys}}
 
-@dataclasses.dataclass(frozen=True)
-class TextChange:
-    """Changes texts of examples around what matches `fixed`."""
-
-    change: Callable[[str, random.Random], str]
-    sides: tuple[str, ...]
-    fixed: re.Pattern[str] | None
-
-    def __call__(self, example: Example, rng: random.Random, index: int) -> Example:
-        changed = {key: self._text(text, rng) for key, text in example.items() if self._is_changed(key)}
-        return {**example, **changed}
-
-    def _is_changed(self, key: str) -> bool:
-        return key in self.sides if key in SIDES else key not in NO_TEXT
-
-    def _text(self, text: str, rng: random.Random) -> str:
-        if self.fixed is None:
-            return self.change(text, rng)
+    def _change_around(self, fixed: re.Pattern[str] | None, text: str, rng: random.Random) -> str:
+        """Returns a changed text in which what matches `fixed` is as before."""
+        if fixed is None:
+            return self.change_text(text, rng)
         originals: dict[int, str] = {}
         numbers = itertools.count(FIRST_MARK)
 
@@ -61,7 +51,7 @@ class TextChange:
             originals[number := next(numbers)] = match[0]
             return chr(number)
 
-        return self.change(self.fixed.sub(mark, text), rng).translate(originals)
+        return self.change_text(fixed.sub(mark, text), rng).translate(originals)
 
 
 def fixed_pattern(tokenizers: Tokenizers) -> re.Pattern[str] | None:

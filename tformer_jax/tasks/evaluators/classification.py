@@ -2,49 +2,36 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from flax import linen as nn
-
-from tformer_jax.config import Config
 from tformer_jax.data.corpora import Example
-from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.text import LabelClassifier
 from tformer_jax.tasks.evaluators.evaluation import Evaluation, Sample
 from tformer_jax.tasks.evaluators.likelihood import Likelihood
 
 
-class ClassificationEvaluator:
+class ClassificationEvaluator(NamedTuple):
     """Classifies each text and compares the prediction with its label."""
 
-    def __init__(
-        self,
-        cfg: Config,
-        model: nn.Module,
-        tokenizers: Tokenizers,
-        labels: Sequence[str],
-        examples: Sequence[Example],
-        likelihood: Likelihood,
-    ):
-        self._examples = examples
-        self._likelihood = likelihood
-        self._classify = LabelClassifier(cfg, model, tokenizers, labels)
+    classify: LabelClassifier
+    examples: Sequence[Example]
+    likelihood: Likelihood
 
     def __call__(self, params: Any) -> Evaluation:
         """Returns `loss` in nats per text, `accuracy` and `macro_f1` in percent, with the predicted labels.
 
         Texts are truncated to the model's maximum length, and their number is remarked on.
         """
-        loss, accuracy, losses, _ = self._likelihood(params)
-        texts = [example["text"] for example in self._examples]
+        loss, accuracy, losses, _ = self.likelihood(params)
+        texts = [example["text"] for example in self.examples]
         long_texts = LongTexts("truncate")
-        predictions = self._classify(params, texts, long_texts=long_texts)
+        predictions = self.classify(params, texts, long_texts=long_texts)
         outputs = [
             Sample(example["text"], example["label"], label, probability)
-            for example, (label, probability) in zip(self._examples, predictions, strict=True)
+            for example, (label, probability) in zip(self.examples, predictions, strict=True)
         ]
-        remarks = long_texts.remarks(len(texts), "texts", self._classify.cfg.model.max_length)
+        remarks = long_texts.remarks(len(texts), "texts", self.classify.cfg.model.max_length)
         f1 = macro_f1([output.reference for output in outputs], [output.output for output in outputs])
         metrics = {"loss": loss, "accuracy": accuracy, "macro_f1": f1}
         return Evaluation(metrics, outputs, losses=losses, remarks=remarks)

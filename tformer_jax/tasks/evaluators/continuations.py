@@ -57,9 +57,10 @@ class ContinuationEvaluator:
             return Evaluation({})
         generate = RowDecoder(self._cfg, self._model, params, self._tokenizers)
         outputs = generate([EncodedRequest(ids) for ids, _, _ in self._parts])
-        samples = []
-        for (_, prompt, reference), (output,) in zip(self._parts, outputs, strict=True):
-            samples.append(Sample(prompt, reference, output.text, None, output.finish_reason))
+        samples = [
+            Sample(prompt, reference, output.text, None, output.finish_reason)
+            for (_, prompt, reference), (output,) in zip(self._parts, outputs, strict=True)
+        ]
         return Evaluation({}, samples)
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 TOKENIZED = "outputs:moses"
 """End of the signatures of scores of tokenized outputs."""
@@ -73,22 +73,15 @@ class Evaluation:
     """Sentences about what may make the metrics misleading."""
 
 
-class Evaluator(Protocol):
-    """Computes metrics of a model on a split."""
-
-    def __call__(self, params: Any) -> Evaluation:
-        """Evaluates the model with the parameters `params`."""
-        ...
-
-
+Evaluator = Callable[[Any], Evaluation]
+"""Computes metrics of a model on a split, given the model's parameters."""
 ACCURATE = 95.0
 """Token accuracy, in percent, from which outputs should be close to the references."""
 LOW_BLEU = 75.0
 NEAR_PERFECT = 99.0
 FEW_MATCHES = 50.0
 
-Rule = tuple[str, Callable[[Mapping[str, float]], bool]]
-RULES: tuple[Rule, ...] = (
+RULES: tuple[tuple[str, Callable[[Mapping[str, float]], bool]], ...] = (
     ("bleu", lambda metrics: metrics["token_accuracy"] >= ACCURATE and metrics["bleu"] < LOW_BLEU),
     ("exact_match", lambda metrics: metrics["token_accuracy"] >= NEAR_PERFECT and metrics["exact_match"] < FEW_MATCHES),
 )

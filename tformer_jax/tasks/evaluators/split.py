@@ -27,9 +27,7 @@ class Parts(NamedTuple):
     corpus: Corpus
     tokenizers: Tokenizers
     examples: Sequence[Example]
-    """The examples to evaluate."""
     likelihood: Likelihood
-    """Computes the losses of the split."""
     scored: bool = False
     """Whether to compute the model's score of each output, also where decoding does not need it."""
 
@@ -64,7 +62,6 @@ def evaluators_for(
 
 
 def _no_test(params: Any) -> Evaluation:
-    """Remarks on metrics of a test split that is the validation split."""
     remark = "the test split is the validation split (data.test=()): name other examples to report a test result"
     return Evaluation({}, remarks=(remark,))
 

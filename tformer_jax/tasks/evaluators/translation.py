@@ -38,8 +38,8 @@ class TranslationEvaluator:
         model: nn.Module,
         tokenizers: Tokenizers,
         segments: Sequence[Segment],
-        *,
         trained: Collection[str] = (),
+        *,
         scored: bool = False,
     ):
         self._cfg, self._trained, self._scored = cfg, trained, scored
@@ -47,14 +47,14 @@ class TranslationEvaluator:
         self._steps = _reference_steps(cfg)
         self._tokenized = MOSES in tokenizers.target.steps and not cfg.decode.detokenize
         directions = by_direction([segment.direction for segment in segments])
-        languages = dict.fromkeys(target_language(cfg, direction) for direction in directions)
+        self._languages = [target_language(cfg, segment.direction) for segment in segments]
+        languages = dict.fromkeys(self._languages)
         spoken = _languages(cfg, [*trained, *filter(None, directions)])
         self._metrics = {language: text_metrics(cfg, language, spoken) for language in languages}
         normalizers = {language: normalizer(self._steps, language) for language in languages}
         self._segments = [
             segment._replace(references=tuple(map(normalizers[language], segment.references)))
-            for segment in segments
-            for language in [target_language(cfg, segment.direction)]
+            for segment, language in zip(segments, self._languages, strict=True)
         ]
         self._warn(directions)
         self._translate = Translator(cfg, model, tokenizers)
@@ -90,7 +90,7 @@ class TranslationEvaluator:
             chosen = [outputs[place] for place in places], [rows[place] for place in places]
             references = [self._segments[place].references for place in places]
             language = target_language(self._cfg, direction)
-            return self._evaluate(*chosen, references, language, counts_unknown=counts_unknown)
+            return self._evaluate(*chosen, references, language, unknown=counts_unknown)
 
         evaluation = evaluate_directions(directions, self._trained, evaluate)
         samples = [
@@ -103,9 +103,9 @@ class TranslationEvaluator:
                 more_references=segment.references[1:],
                 direction=segment.direction,
                 document=segment.document,
-                metrics=self._scores(row, target_language(self._cfg, segment.direction)),
+                metrics=self._scores(row, language),
             )
-            for segment, output, row in zip(self._segments, outputs, rows, strict=True)
+            for segment, language, output, row in zip(self._segments, self._languages, outputs, rows, strict=True)
         ]
         return dataclasses.replace(
             evaluation,
@@ -126,18 +126,15 @@ class TranslationEvaluator:
     @functools.cached_property
     def _metric_remarks(self) -> tuple[str, ...]:
         """What the metrics say of the references, which do not change."""
-        references = [
-            (target_language(self._cfg, segment.direction), segment.references[0]) for segment in self._segments
-        ]
+        first = (segment.references[0] for segment in self._segments)
+        references = list(zip(self._languages, first, strict=True))
         metrics = next(iter(self._metrics.values()), {})
         return tuple(remark for metric in metrics.values() for remark in metric.remarks(references))
 
     def _measure(self, outputs: Sequence[Output]) -> list[Row]:
-        """Returns the statistics of each output."""
-        languages = [target_language(self._cfg, segment.direction) for segment in self._segments]
         sources = [segment.source for segment in self._segments]
         texts, references = [output.text for output in outputs], [segment.references for segment in self._segments]
-        return measure_texts(self._metrics, languages, sources, texts, references)
+        return measure_texts(self._metrics, self._languages, sources, texts, references)
 
     def _scores(self, row: Row, language: str) -> dict[str, float]:
         """Returns the scores of one output that are stored."""
@@ -147,22 +144,15 @@ class TranslationEvaluator:
         }
 
     def _evaluate(
-        self,
-        outputs: Sequence[Output],
-        rows: Sequence[Row],
-        references: References,
-        language: str,
-        *,
-        counts_unknown: bool,
+        self, outputs: Sequence[Output], rows: Sequence[Row], references: References, language: str, *, unknown: bool
     ) -> Evaluation:
-        """Returns the metrics of outputs in one language."""
         scored = score_rows(rows, self._metrics[language], references)
         metrics, signatures = scored.metrics, scored.signatures
         if self._tokenized:
             signatures = {name: f"{text}|{TOKENIZED}" for name, text in signatures.items()}
-        if counts_unknown:
-            unknown = sum(output.unknown > 0 for output in outputs)
-            metrics = metrics | {"unknown_outputs": 100 * unknown / len(outputs)}
+        if unknown:
+            count = sum(output.unknown > 0 for output in outputs)
+            metrics = metrics | {"unknown_outputs": 100 * count / len(outputs)}
         if self._translate.tokenizers.placeholders:
             exact = sum(output.placeholders_kept is not False for output in outputs)
             metrics = metrics | {"placeholders_kept": 100 * exact / len(outputs)}

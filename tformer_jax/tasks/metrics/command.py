@@ -56,7 +56,6 @@ class Command(Metric):
         return scores
 
     def _run(self, text: str) -> str:
-        """Returns what the program writes."""
         seconds = self.evaluation.command_seconds
         words = shlex.split(self.evaluation.command)
         try:

@@ -46,6 +46,9 @@ class LanguageIdentifier:
         return [None if language is None else self._codes[language] for language in languages]
 
 
+_identifier_of = functools.cache(LanguageIdentifier)
+
+
 def language_code(name: str) -> str:
     """Returns the code of a language without script and region."""
     language = read_language(name)
@@ -84,8 +87,3 @@ class OffTarget(Metric):
         if wrong:
             sentences.append(f"of the references themselves, {statistics.fmean(wrong):.3g} % are off-target for lingua")
         return tuple(sentences)
-
-
-@functools.cache
-def _identifier_of(languages: tuple[str, ...]) -> LanguageIdentifier:
-    return LanguageIdentifier(languages)

@@ -1,6 +1,7 @@
 """Metrics that sacreBLEU computes."""
 
 import copy
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -48,15 +49,13 @@ class SacreMetric(Metric):
 class Chrf(SacreMetric):
     """chrF ("chrF: character n-gram F-score for automatic MT evaluation", 2015)."""
 
-    def build_scorer(self) -> sacrebleu.CHRF:
-        return sacrebleu.CHRF()
+    build_scorer = staticmethod(sacrebleu.CHRF)
 
 
 class ChrfPlusPlus(SacreMetric):
     """chrF++, which also counts words and pairs of them ("chrF++: words helping character n-grams", 2017)."""
 
-    def build_scorer(self) -> sacrebleu.CHRF:
-        return sacrebleu.CHRF(word_order=2)
+    build_scorer = staticmethod(functools.partial(sacrebleu.CHRF, word_order=2))
 
 
 class Ter(SacreMetric):
@@ -64,6 +63,4 @@ class Ter(SacreMetric):
 
     lower_is_better = True
     bounds = (0.0, float("inf"))
-
-    def build_scorer(self) -> sacrebleu.TER:
-        return sacrebleu.TER()
+    build_scorer = staticmethod(sacrebleu.TER)
