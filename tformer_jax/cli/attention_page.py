@@ -12,9 +12,9 @@ import numpy as np
 
 import tformer_jax as tj
 from tformer_jax.base.errors import UserError
-from tformer_jax.base.paths import replacing, write_text
+from tformer_jax.base.paths import replacing
 from tformer_jax.cli import languages
-from tformer_jax.cli.common import load_run, reporting_writes
+from tformer_jax.cli.common import load_run, reporting_writes, write_output
 from tformer_jax.cli.inputs import Source
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.corpora.example import DataError
@@ -45,9 +45,7 @@ def write_outputs(options: argparse.Namespace, page: Path) -> None:
             write_arrays(partial, run, run.watch(examples))
         print(options.npz)
     if options.batch is None:
-        text = render_example(run, examples[0], layer=options.layer, head=options.head)
-        with reporting_writes(page):
-            write_text(page, text)
+        write_output(page, render_example(run, examples[0], layer=options.layer, head=options.head))
         print(page)
 
 
@@ -89,26 +87,20 @@ def complete_examples(run: tj.Run, texts: Sequence[str], make_request: Callable[
         return list(texts)
     pairs = [text.split("\t") for text in texts]
     if wide := [number for number, columns in enumerate(pairs, start=1) if len(columns) > 2]:
-        raise UserError(
-            f"text {wide[0]} has {len(pairs[wide[0] - 1])} columns: write at most two, with a tab between them"
-        )
+        count = len(pairs[wide[0] - 1])
+        raise UserError(f"text {wide[0]} has {count} columns: write at most two, with a tab between them")
     if run.config.model.prefix_lm:
         return [(prompt, "".join(continuation)) for prompt, *continuation in pairs]
     sources = [make_request(source) for source, *target in pairs if not target]
     translated = list(zip(sources, run.translate(sources) if sources else [], strict=True))
     for example in translated:
-        _check_translation(run, example)
+        try:
+            run.weight_shapes(example)
+        except UserError as error:  # a text of incomplete characters takes more tokens
+            problem = f"cannot be read as a target ({error}): write a target of your own after a tab"
+            raise UserError(f"the translation {example[1][:40]!r} {problem}") from error
     rest = iter(translated)
     return [(make_request(source), target[0]) if target else next(rest) for source, *target in pairs]
-
-
-def _check_translation(run: tj.Run, example: tuple[Any, str]) -> None:
-    """Raises `UserError` if an output is too long to be read: a text of incomplete characters takes more tokens."""
-    try:
-        run.weight_shapes(example)
-    except UserError as error:
-        problem = f"cannot be read as a target ({error}): write a target of your own after a tab"
-        raise UserError(f"the translation {example[1][:40]!r} {problem}") from error
 
 
 def render_example(run: tj.Run, example: Any, *, layer: int | None = None, head: int | None = None) -> str:

@@ -122,12 +122,6 @@ class Chats:
         else:
             self.turns.pop()
 
-    def begins_anew(self, text: str) -> bool:
-        """Returns whether a text at the prompt begins a new conversation, and then forgets the messages."""
-        if text.strip() == NEW:
-            self.turns.clear()
-        return text.strip() == NEW
-
     def _request(self, chat: Chat) -> Request:
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
         if first and chat.messages[0]["role"] == "system":

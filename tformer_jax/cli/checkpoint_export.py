@@ -93,8 +93,6 @@ def save_quantized(options: argparse.Namespace) -> None:
 NOT_CHECKED = "not checked: --no-check"
 ONLY_HUGGINGFACE = ("config.json", "generation_config.json", "model.safetensors")
 """Files that a folder of CTranslate2 does not have, or has with other contents."""
-
-
 Reports = tuple[str, list[str], list[str]]
 """The model type, what other libraries compute, and what the files do not hold."""
 
@@ -166,10 +164,8 @@ def _save_converted(place: Path, options: argparse.Namespace, run: tj.Run, origi
             raise UserError(f"CTranslate2 cannot convert this model ({first_line(error, 200)})") from error
     reports = [NOT_CHECKED]
     if options.check:
-        reports = [
-            export_checks.check_transformers(checkpoint, run, tokenizer=True),
-            export_checks.check_converted(checkpoint, converted, run, options.quantization),
-        ]
+        read = export_checks.check_transformers(checkpoint, run, tokenizer=True)
+        reports = [read, export_checks.check_converted(checkpoint, converted, run, options.quantization)]
     for path in checkpoint.iterdir():
         if path.name not in ONLY_HUGGINGFACE:
             path.replace(converted / path.name)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from tformer_jax.base.cpu import keep_memory, run_in_calling_thread
 from tformer_jax.base.errors import FULL_DISK, RunError, UserError
 from tformer_jax.base.numbers import GIB, KIB, MIB
-from tformer_jax.base.paths import as_path, check_replaceable, resolved
+from tformer_jax.base.paths import as_path, check_replaceable, resolved, write_text
 from tformer_jax.base.workarounds import silence_orbax
 from tformer_jax.cli import compilation_cache, interrupt
 from tformer_jax.config import MESH_PRESETS
@@ -224,13 +224,8 @@ def add_mesh(parser: argparse.ArgumentParser) -> None:
 
 def add_data(parser: argparse.ArgumentParser, meaning: str = "data folder, for configs that read files") -> None:
     """Adds the flag `--data`."""
-    parser.add_argument(
-        "--data",
-        type=local_path,
-        metavar="DIR",
-        default=os.environ.get(DATA_VARIABLE),
-        help=f"{meaning} (default: the variable {DATA_VARIABLE})",
-    )
+    text = f"{meaning} (default: the variable {DATA_VARIABLE})"
+    add_path(parser, "--data", text, "DIR", default=os.environ.get(DATA_VARIABLE))
 
 
 def run_path(text: str) -> Path:
@@ -356,6 +351,12 @@ def reporting_writes(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); name another file") from error
+
+
+def write_output(path: Path, text: str) -> None:
+    """Writes a text to a file; raises `UserError` if the file cannot be written."""
+    with reporting_writes(path):
+        write_text(path, text)
 
 
 def check_new_folder(path: Path) -> None:

@@ -13,17 +13,9 @@ from tformer_jax.cli import report
 from tformer_jax.cli.common import add_number, add_path, check_writable, new_parser, run_path
 from tformer_jax.cli.tables import make_table
 from tformer_jax.config.task import Task
-from tformer_jax.report import run
+from tformer_jax.report import run, sections
 from tformer_jax.report.charts import title_of
 from tformer_jax.report.comparison import Change, Comparison, compare_runs
-from tformer_jax.report.sections import (
-    ABSENT,
-    format_count,
-    format_difference,
-    format_duration,
-    format_interval,
-    format_metric,
-)
 
 WIDTH = 160
 """Columns of the text where the output is not a terminal."""
@@ -87,12 +79,10 @@ def _metric_table(comparison: Comparison) -> Table:
     title = f"{comparison.split}: {comparison.example_counts}; 95 % intervals"
     table = _table(title, ["metric", steps[0], "", steps[1], "", "B - A", "p"])
     for name, (a, b) in comparison.overall.items():
-        cells = [
-            text
-            for estimate in (a, b)
-            for text in (format_metric(estimate.score, name), format_interval(estimate, name))
-        ]
-        table.add_row(title_of(name), *cells, format_difference(b.score - a.score, name), f"{b.p_value:.3f}")
+        cells = []
+        for each in (a, b):
+            cells += [sections.format_metric(each.score, name), sections.format_interval(each, name)]
+        table.add_row(title_of(name), *cells, sections.format_difference(b.score - a.score, name), f"{b.p_value:.3f}")
     return table
 
 
@@ -104,11 +94,11 @@ def _direction_table(comparison: Comparison) -> Table:
         cells = []
         for name in metrics:
             if name not in estimates:
-                cells += [ABSENT] * 4
+                cells += [sections.ABSENT] * 4
                 continue
             a, b = estimates[name]
-            cells += [format_metric(a.score, name), format_metric(b.score, name)]
-            cells += [format_difference(b.score - a.score, name), f"{b.p_value:.3f}"]
+            cells += [sections.format_metric(a.score, name), sections.format_metric(b.score, name)]
+            cells += [sections.format_difference(b.score - a.score, name), f"{b.p_value:.3f}"]
         table.add_row(direction, *cells)
     return table
 
@@ -117,12 +107,13 @@ def _loss_table(comparison: Comparison) -> Table:
     headings = ["at equal", "", "training A", "B", "B - A", "validation A", "B", "B - A"]
     table = _table("loss, interpolated between records", headings)
     for row in comparison.losses:
-        cells = [AXES[row.axis], format_duration(row.at) if row.axis == "seconds" else format_count(row.at)]
+        at = sections.format_duration(row.at) if row.axis == "seconds" else sections.format_count(row.at)
+        cells = [AXES[row.axis], at]
         for a, b in (row.train, row.validation):
-            cells += [format_metric(a, "loss"), format_metric(b, "loss")]
-            cells.append(
-                ABSENT if a is None or b is None or not comparison.same_tokens else format_difference(b - a, "loss")
-            )
+            difference = sections.ABSENT
+            if a is not None and b is not None and comparison.same_tokens:
+                difference = sections.format_difference(b - a, "loss")
+            cells += [sections.format_metric(a, "loss"), sections.format_metric(b, "loss"), difference]
         table.add_row(*cells)
     return table
 

@@ -42,12 +42,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     ).parse_args(argv)
     commands = tformer.COMMANDS | tformer.LAB_COMMANDS
     flags = (f"      {name}) words={_quoted(_flags(name))} ;;" for name in commands)
-    names: dict[str, Iterable[str]] = {
-        "commands": commands,
-        "configs": shipped_configs(),
-        "settings": _settings(Config),
-    }
-    print(SCRIPT.format(flags="\n".join(flags), **{name: _quoted(words) for name, words in names.items()}))
+    words = {"configs": _quoted(shipped_configs()), "settings": _quoted(_settings(Config))}
+    print(SCRIPT.format(flags="\n".join(flags), commands=_quoted(commands), **words))
 
 
 def _quoted(words: Iterable[str]) -> str:

@@ -86,8 +86,7 @@ def parser() -> argparse.ArgumentParser:
     result = lines.make_parser(
         "embed",
         "Embeds texts: pools the last hidden states of a language model, or of the encoder of a classifier, a masked "
-        "language model or a translator. "
-        "An --output that ends in .npy is a float32 array with one row per text.",
+        "language model or a translator. An --output that ends in .npy is a float32 array with one row per text.",
     )
     lines.add_field(result)
     add_pooling(result)

@@ -13,17 +13,9 @@ from rich.table import Table
 
 import tformer_jax as tj
 from tformer_jax.base.errors import UserError
-from tformer_jax.base.paths import checksum, write_text
+from tformer_jax.base.paths import checksum
 from tformer_jax.cli import generation, test_sets
-from tformer_jax.cli.common import (
-    add_data,
-    add_path,
-    add_weights,
-    check_writable,
-    load_run,
-    reporting_writes,
-    run_parser,
-)
+from tformer_jax.cli.common import add_data, add_path, add_weights, check_writable, load_run, run_parser, write_output
 from tformer_jax.cli.outputs import format_record
 from tformer_jax.cli.tables import make_table
 from tformer_jax.config import Config, kinds, read_mesh, to_dict
@@ -31,8 +23,9 @@ from tformer_jax.config.fields import flag
 from tformer_jax.config.metrics import PROGRAMS, base_metric, group_of_metric
 from tformer_jax.config.task import task_of
 from tformer_jax.data.characters import is_blank
+from tformer_jax.runs import provenance, run_folder
 from tformer_jax.tasks.evaluators.directions import signatures_of
-from tformer_jax.tasks.evaluators.evaluation import TOKENIZED, Evaluation, Evaluator, Sample, Segment
+from tformer_jax.tasks.evaluators.evaluation import TOKENIZED, Evaluation, Evaluator, Sample, Segment, merged
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -60,12 +53,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     for remark in result["remarks"]:
         console.print(escape(remark))
     if options.record:
-        from tformer_jax.runs import run_folder
-
         run_folder.write_json(options.record, result)
     if options.output:
-        with reporting_writes(options.output):
-            write_text(options.output, "".join(f"{line}\n" for line in output_lines(evaluation.outputs)))
+        write_output(options.output, "".join(f"{line}\n" for line in output_lines(evaluation.outputs)))
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -82,11 +72,6 @@ def check_options(options: argparse.Namespace) -> None:
         if options.output.suffix != ".jsonl":
             raise UserError(f"--output {options.output}: must be named .jsonl")
         check_writable(options.output, "--output")
-    _check_different(options)
-
-
-def _check_different(options: argparse.Namespace) -> None:
-    """Raises `UserError` if a file of results is also a file of the test set or the other file of results."""
     read = {path.resolve(): name for name, path in _test_files(options)}
     for name, path in (("--output", options.output), ("--record", options.record)):
         if path is not None and (other := read.setdefault(path.resolve(), name)) != name:
@@ -139,9 +124,7 @@ def evaluate_split(
     """
     from tformer_jax.data.corpora import load_corpus
     from tformer_jax.data.pipeline import without_refused
-    from tformer_jax.runs import run_folder
     from tformer_jax.runs.experiment import corpus_facts, find_tokenizers
-    from tformer_jax.tasks.evaluators.evaluation import merged
     from tformer_jax.tasks.evaluators.split import evaluators_for
 
     corpus = load_corpus(cfg, data_root)
@@ -203,8 +186,6 @@ def _label_evaluator(run: "tj.Run", cfg: Config, segments: Sequence[Segment], *,
 
 def trained_directions(run: "tj.Run") -> tuple[str, ...]:
     """Returns the directions of a run's training examples, named as in test sets; () if they have none."""
-    from tformer_jax.runs import run_folder
-
     path, data = run.path / "data.json", run.config.data
     if not (data.multilingual and path.exists()):
         return ()
@@ -217,14 +198,13 @@ def make_record(
     run: "tj.Run", cfg: Config, facts: dict[str, Any], evaluation: Evaluation, seconds: float
 ) -> dict[str, Any]:
     """Returns the metrics with everything that determines them."""
-    from tformer_jax.runs import provenance, run_folder
-
+    ensemble = {str(path): run_folder.weights_of(path) for path in run.ensemble}
     return {
         "name": cfg.name,
         **provenance.collect(),
         "seed": cfg.seed,
         "weights": run_folder.weights_of(run.path, run.step),
-        **(ensemble_facts(run) if run.ensemble else {}),
+        **({"ensemble": ensemble, "mean": run.model.mean} if ensemble else {}),
         **facts,
         **({"quantization": cfg.model.quantization} if cfg.model.quantization else {}),
         "decode": to_dict(cfg.decode),
@@ -233,13 +213,6 @@ def make_record(
         "signatures": evaluation.signatures,
         "remarks": evaluation.remarks,
     }
-
-
-def ensemble_facts(run: "tj.Run") -> dict[str, Any]:
-    """Returns the weights of the further runs of an ensemble by folder, and what is averaged."""
-    from tformer_jax.runs import run_folder
-
-    return {"ensemble": {str(path): run_folder.weights_of(path) for path in run.ensemble}, "mean": run.model.mean}
 
 
 def output_lines(samples: Sequence[Sample]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -214,21 +214,9 @@ def _random_batch(run: tj.Run) -> dict[str, np.ndarray]:
     return {key: np.where(ids == special.pad, special.eos[0], ids).astype(np.int32) for key, ids in rows.items()}
 
 
-def _scorer(converted: Path, *, pair: bool) -> Callable[[dict[str, Any]], list[list[float]]]:
-    """Returns a function that computes the log-probabilities of rows of tokens by CTranslate2."""
-    import ctranslate2
-
-    if pair:
-        translator = ctranslate2.Translator(str(converted))
-        return lambda rows: [
-            result.log_probs for result in translator.score_batch(rows["source"], rows["labels"], max_input_length=0)
-        ]
-    generator = ctranslate2.Generator(str(converted))
-    return lambda rows: [result.log_probs for result in generator.score_batch(rows["tokens"])]
-
-
 def _score_difference(folder: Path, converted: Path, run: tj.Run) -> float:
     """Returns the largest difference of log-probabilities of the tokens of random rows, in nats."""
+    import ctranslate2
     import transformers
 
     named = transformers.AutoTokenizer.from_pretrained(folder).convert_ids_to_tokens
@@ -246,9 +234,13 @@ def _score_difference(folder: Path, converted: Path, run: tj.Run) -> float:
     all_logits = logits(run, batch)
     log_p = jax.nn.log_softmax(all_logits[:, : labels.shape[1]], axis=-1)
     expected = np.take_along_axis(np.asarray(log_p), labels[..., None], axis=-1)[..., 0]
-    score = _scorer(converted, pair=run.model.reads_source)
-    computed = score({key: [named(row.tolist()) for row in ids] for key, ids in rows.items()})
-    return float(np.abs(np.array(computed) - expected).max())
+    words = {key: [named(row.tolist()) for row in ids] for key, ids in rows.items()}
+    if run.model.reads_source:
+        translator = ctranslate2.Translator(str(converted))
+        scored = translator.score_batch(words["source"], words["labels"], max_input_length=0)
+    else:
+        scored = ctranslate2.Generator(str(converted)).score_batch(words["tokens"])
+    return float(np.abs(np.array([result.log_probs for result in scored]) - expected).max())
 
 
 @contextlib.contextmanager

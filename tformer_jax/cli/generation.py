@@ -165,7 +165,8 @@ class Generation:
         from tformer_jax.inference.outputs import Parts
 
         long_texts = LongTexts(self.options.on_long_line)
-        if self.chats is not None and self.chats.begins_anew(text):
+        if self.chats is not None and text.strip() == chats.NEW:
+            self.chats.turns.clear()
             return
         request = self.chats.turn(text) if self.chats else languages.make_request(self.options, text)
         try:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from tformer_jax.base.errors import UserError
+from tformer_jax.base.paths import checksum
 from tformer_jax.data.corpora.lines import (
     COMPRESSIONS,
     NOT_A_CHARACTER,
@@ -84,11 +85,9 @@ class Source:
                 digest.update(f"{text}\n".encode())
             return {"name": self._path.name, "lines": lines, "sha256": digest.hexdigest()}
         try:
-            with self._path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256")
+            return {"name": self._path.name, "bytes": self._path.stat().st_size, "sha256": checksum(self._path)}
         except OSError as error:
             raise UserError(f"{self._path} cannot be read: {error.strerror}") from error
-        return {"name": self._path.name, "bytes": self._path.stat().st_size, "sha256": digest.hexdigest()}
 
     def location(self, index: int) -> str:
         """Returns the location of line `index`, from 0, for messages."""

@@ -2,13 +2,11 @@
 
 import argparse
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig
-
-if TYPE_CHECKING:
-    from tformer_jax.inference.requests import Request
+from tformer_jax.inference.requests import Request
 
 FIELDS = {
     "to_field": "target_language",
@@ -60,13 +58,8 @@ def check_languages(options: argparse.Namespace, cfg: ModelConfig) -> None:
         raise UserError(f"languages have no effect for model.family={cfg.family!r}: leave them out")
 
 
-def make_request(options: argparse.Namespace, text: str, fields: Sequence[str] = ()) -> "str | Request":
-    """Returns the request of a line, given the values of `given_fields`; empty values count as missing.
-
-    Without any value, returns the text itself.
-    """
-    from tformer_jax.inference.requests import Request
-
+def make_request(options: argparse.Namespace, text: str, fields: Sequence[str] = ()) -> str | Request:
+    """Returns the request of a line, given the values of `given_fields`; without any value, the text itself."""
     by_line = zip(given_fields(options), fields, strict=True)
     given: dict[str, Any] = dict(given_languages(options))
     given |= {FIELDS[option]: value for option, value in by_line if value}

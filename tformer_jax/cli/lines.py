@@ -152,7 +152,7 @@ def settings_facts(work: Work[Any]) -> outputs.Facts:
     return facts
 
 
-class LongLines:
+class LongLines(contextlib.AbstractContextManager["LongLines"]):
     """Counts the lines that were too long for the model; as a context, reports them at its end, also after an error.
 
     Args:
@@ -162,9 +162,6 @@ class LongLines:
     def __init__(self, source: Source, texts: LongTexts, before: int = 0):
         self._source, self._texts, self._before = source, texts, before
         self._count, self._first = 0, 0
-
-    def __enter__(self) -> "LongLines":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.report()
@@ -247,10 +244,7 @@ def _remember(lines: Iterator[Line], waiting: collections.deque[Line], skip: int
 
 
 class LinesProgress:
-    """Shows the number of completed lines, lines/s and, if the size of the input is known, the percentage read.
-
-    Shows nothing if the console is not a terminal.
-    """
+    """Shows on a terminal the number of completed lines, lines/s and, if the size is known, the percentage read."""
 
     def __init__(self, source: Source, *, done: int, shown: bool = True, console: Console | None = None):
         console = console or Console(stderr=True)

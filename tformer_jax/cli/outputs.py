@@ -18,8 +18,6 @@ from tformer_jax.cli.common import check_not_of_run
 
 Facts = dict[str, dict[str, Any]]
 """Everything that determines the lines of a file, by topic; compatible with JSON."""
-
-
 Identity = Callable[..., dict[str, Any]]
 """Returns facts that identify the input, or its first `lines` lines: `inputs.Source.identity`."""
 COMPLETE = "complete"
@@ -179,7 +177,7 @@ def open_partial(path: Path, settings: Facts, identity: Identity, lines_per_text
     return result
 
 
-class PartialFile:
+class PartialFile(contextlib.AbstractContextManager["PartialFile"]):
     """An incomplete output: `NAME.partial` has its lines, `NAME.partial.json` the settings and input of the command.
 
     When `write` returns, the lines of the text have been passed to the operating system. A process that is killed may
@@ -234,9 +232,6 @@ class PartialFile:
             self._facts.unlink()
         except OSError as error:
             raise self._error(error) from error
-
-    def __enter__(self) -> "PartialFile":
-        return self
 
     def __exit__(self, *_: object) -> None:
         with contextlib.suppress(OSError):  # a full disk has been reported before

@@ -51,7 +51,6 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the parser."""
     result = new_parser(
         "pipeline",
         "Runs commands in order: trains runs, translates texts with them, and trains others on the outputs. The same "
@@ -88,7 +87,8 @@ def read_steps(path: Path, data: Path | None) -> list[list[str]]:
         if words[0] == COPY and len(words) != 3:
             raise UserError(f"{path}: {line!r} must read {COPY} FILE FILE")
         needed = ("--input", "--output") if words[0] in READING else ()
-        if lacking := [flag for flag in needed if flag not in flags_in(words)]:
+        given = {word.partition("=")[0] for word in words}
+        if lacking := [flag for flag in needed if flag not in given]:
             raise UserError(f"{path}: {line!r} needs {' and '.join(lacking)} FILE, so that it can be continued")
         if DATA in line and data is None:
             raise UserError(f"{path}: {line!r} needs --data DIR, the folder that {DATA} stands for")
@@ -96,11 +96,6 @@ def read_steps(path: Path, data: Path | None) -> list[list[str]]:
     if not steps:
         raise UserError(f"{path} has no step: write commands such as train --config FILE")
     return steps
-
-
-def flags_in(words: Sequence[str]) -> set[str]:
-    """Returns the flags among the words of a command."""
-    return {word.partition("=")[0] for word in words}
 
 
 def run_step(step: Sequence[str], children: Children, data: Path | None) -> int:

@@ -149,11 +149,8 @@ def parser() -> argparse.ArgumentParser:
         "configs that read the output may then have any tokenizer settings",
         unit="DIR",
     )
-    add_number(
-        result,
-        "--show",
-        "print N training examples before and after each transform of data.transforms; needs no --output",
-    )
+    shown = "print N training examples before and after each transform of data.transforms; needs no --output"
+    add_number(result, "--show", shown)
     result.add_argument(
         "--teacher",
         type=run_path,
@@ -161,9 +158,8 @@ def parser() -> argparse.ArgumentParser:
         help="store the distributions of this run for the training examples of a config that reads prepared data, for "
         "train.teacher=OUTPUT; the same command continues after an interruption",
     )
-    add_number(
-        result, "--top", f"--teacher: number of most probable tokens to store of each label (default: {TOP})", unit="K"
-    )
+    stored = f"--teacher: number of most probable tokens to store of each label (default: {TOP})"
+    add_number(result, "--top", stored, unit="K")
     result.add_argument("--download", action="store_true", help="data.source='tfds': download and prepare the dataset")
     add_path(result, "--manual", "folder of manually downloaded files", unit="DIR")
     add_data(result, "data folder, or folder of TFDS's datasets")

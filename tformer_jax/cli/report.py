@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tformer_jax.base import checks
-from tformer_jax.base.paths import write_text
-from tformer_jax.cli.common import add_path, check_writable, integer, new_parser, reporting_writes, run_path
+from tformer_jax.cli.common import add_path, check_writable, integer, new_parser, run_path, write_output
 from tformer_jax.report import html, run
 
 NAME = "report.html"
@@ -56,7 +55,5 @@ def write_report(folders: Sequence[Path], path: Path, refresh: int | None = None
         UserError: a folder is not a run folder, or `path` cannot be written.
     """
     runs = run.load_all(folders)
-    page = html.render_report(runs, refresh=refresh)
-    with reporting_writes(path):
-        write_text(path, page)
+    write_output(path, html.render_report(runs, refresh=refresh))
     return runs

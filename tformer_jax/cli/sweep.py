@@ -59,14 +59,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     check_same_sweep(folder, configs, combinations)
     failed, best = [], None
     if options.choose:
-        trials = first_seed_combinations(combinations)
+        first_seed = {part for part in combinations[0] if part.startswith("seed=")}  # empty without seeds
+        trials = [combination for combination in combinations if first_seed <= {*combination}]
         failed = train_all(options, overrides, trials, folder)
         best = sweeps.chosen_combinations(read_results(folder, trials), options.choose, metric)
-    todo = [
-        combination
-        for combination in combinations
-        if best is None or sweeps.without_setting(combination, "seed") in best
-    ]
+    todo = [each for each in combinations if best is None or sweeps.without_setting(each, "seed") in best]
     failed += train_all(options, overrides, todo, folder)
     results = read_results(folder, combinations)
     write_results(folder / RESULTS, results)
@@ -90,8 +87,7 @@ def sweep_name(config: str, overrides: Sequence[str], combinations: Sequence[Com
 def parser() -> argparse.ArgumentParser:
     """Returns the parser; settings of the config are separate: `--config.SECTION.SETTING=VALUE`."""
     result = new_parser(
-        "sweep",
-        "Trains a config for each combination of settings. The same command resumes an interrupted sweep.",
+        "sweep", "Trains a config for each combination of settings. The same command resumes an interrupted sweep."
     )
     result.add_argument("--config", required=True, metavar="FILE[:VARIANT]")
     result.add_argument(
@@ -134,12 +130,6 @@ def expand_settings(text: str) -> list[Combination]:
     if not settings:
         raise UserError('--sweep is empty; write for example "optim.learning_rate=1e-3,3e-3; seed=0,1"')
     return list(itertools.product(*settings))
-
-
-def first_seed_combinations(combinations: Sequence[Combination]) -> list[Combination]:
-    """Returns the combinations with the seed of the first one; all, if the sweep has no seeds."""
-    seed = {part for part in combinations[0] if part.startswith("seed=")}
-    return [combination for combination in combinations if seed <= {*combination}]
 
 
 def config_location(config: str, combination: Combination) -> str:

@@ -30,9 +30,8 @@ def read_results(folder: Path, combinations: Sequence[Combination]) -> dict[Comb
         run = folder / run_name(combination)
         if (run / "result.json").exists():
             result = read_result(run)
-            results[combination] = (
-                validation_and_speed(run / "metrics.jsonl") | result | {"curves": curves.summarize_curves(run)}
-            )
+            measured = validation_and_speed(run / "metrics.jsonl")
+            results[combination] = measured | result | {"curves": curves.summarize_curves(run)}
             if "tokens_per_second" not in results[combination]:
                 results[combination]["tokens_per_second"] = result["tokens"] / result["seconds"]
     return results

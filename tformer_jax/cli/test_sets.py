@@ -67,7 +67,10 @@ def read_test_set(options: argparse.Namespace) -> list[Segment] | None:
             raise UserError(f"{path} is not a regular file, and it must be read more than once: copy it to a file")
     if options.direction and options.language_fields:
         raise UserError("--direction names the direction of all lines: leave out --language-fields, or it")
-    direction = _direction(options.direction) if options.direction else None
+    try:
+        direction = str(Direction.parse(options.direction)) if options.direction else None
+    except ValueError as error:
+        raise UserError(f"--direction {error}") from None
     if options.source.name.endswith((*TSV, *JSONL)):
         if options.reference:
             raise UserError("--reference names files of lines: leave it out, or name the fields by --reference-field")
@@ -124,13 +127,6 @@ def named_direction(run: "tj.Run", direction: str) -> str:
         return str(Direction(*(find_language(run.tokenizers.target, name) for name in Direction.parse(direction))))
     except UserError as error:
         raise UserError(f"direction {direction}: {error}") from None
-
-
-def _direction(text: str) -> str:
-    try:
-        return str(Direction.parse(text))
-    except ValueError as error:
-        raise UserError(f"--direction {error}") from None
 
 
 def _aligned(paths: Sequence[Path]) -> Iterator[tuple[str, ...]]:

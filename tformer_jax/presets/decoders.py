@@ -26,10 +26,7 @@ def gpt2(dim: int, layers: int, heads: int) -> Settings:
 def llama(
     vocab_size: int, dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int, length: int, base: float = 10_000.0
 ) -> Settings:
-    """Returns the settings of Llama 2 or a similar model.
-
-    "Llama 2: Open Foundation and Fine-Tuned Chat Models" (2023).
-    """
+    """Returns the settings of Llama 2 and the like ("Llama 2: Open Foundation and Fine-Tuned Chat Models", 2023)."""
     return {
         "family": "decoder_lm",
         "vocab_size": vocab_size,
@@ -76,10 +73,7 @@ def qwen2_5(vocab_size: int, dim: int, layers: int, heads: int, kv_heads: int, f
 
 
 def qwen3(dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int) -> Settings:
-    """Returns the settings of Qwen3 ("Qwen3 Technical Report", 2025, table 1).
-
-    Queries and keys are normalized, and heads have 128 features.
-    """
+    """Returns the settings of Qwen3 ("Qwen3 Technical Report", 2025, table 1)."""
     return llama(151_936, dim, layers, heads, kv_heads, ffn_dim, 40_960, 1_000_000.0) | {
         "head_dim": 128,
         "qk_norm": True,
@@ -88,10 +82,7 @@ def qwen3(dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int) -> Set
 
 
 def gemma2(dim: int, layers: int, heads: int, kv_heads: int, head_dim: int, ffn_dim: int, scale_dim: int) -> Settings:
-    """Returns the settings of Gemma 2.
-
-    "Gemma 2: Improving Open Language Models at a Practical Size" (2024), table 1.
-    """
+    """Returns settings of Gemma 2 ("Gemma 2: Improving Open Language Models at a Practical Size", 2024, table 1)."""
     return llama(256_000, dim, layers, heads, kv_heads, ffn_dim, 8192) | {
         "head_dim": head_dim,
         "layer_pattern": ("window", "full"),
@@ -112,10 +103,7 @@ _GEMMA3_ROTARY = {"base": 1_000_000.0, "window_base": 10_000.0}
 
 
 def gemma3(dim: int, layers: int, heads: int, kv_heads: int, ffn_dim: int, vocab_size: int, window: int) -> Settings:
-    """Returns the settings of Gemma 3's language model ("Gemma 3 Technical Report", 2025, table 1).
-
-    There are five sliding-window layers per full layer.
-    """
+    """Returns the settings of Gemma 3's language model ("Gemma 3 Technical Report", 2025, table 1)."""
     return gemma2(dim, layers, heads, kv_heads, 256, ffn_dim, 256) | {
         "vocab_size": vocab_size,
         "max_length": 32_768,

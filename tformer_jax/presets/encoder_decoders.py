@@ -22,21 +22,27 @@ def vaswani(dim: int, heads: int, ffn_dim: int, dropout: float) -> Settings:
     }
 
 
+def _sizes(vocab_size: int, max_length: int, dim: int, layers: int, heads: int, ffn_dim: int) -> Settings:
+    """Returns the sizes of a model with one vocabulary, and as many layers in its encoder as in its decoder."""
+    return {
+        "vocab_size": vocab_size,
+        "source_vocab_size": vocab_size,
+        "max_length": max_length,
+        "dim": dim,
+        "encoder_layers": layers,
+        "decoder_layers": layers,
+        "num_heads": heads,
+        "ffn_dim": ffn_dim,
+    }
+
+
 def t5(dim: int, layers: int, heads: int, head_dim: int, ffn_dim: int) -> Settings:
     """Returns the settings of T5.
 
     "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer" (2020).
     """
-    return {
-        "vocab_size": 32_128,
-        "source_vocab_size": 32_128,
-        "max_length": 512,
-        "dim": dim,
-        "encoder_layers": layers,
-        "decoder_layers": layers,
-        "num_heads": heads,
+    return _sizes(32_128, 512, dim, layers, heads, ffn_dim) | {
         "head_dim": head_dim,
-        "ffn_dim": ffn_dim,
         "attention_bias": (),
         "attention_scale": 1.0,
         "ffn_bias": False,
@@ -72,15 +78,7 @@ def bart(dim: int, layers: int, heads: int) -> Settings:
 
     Positions start at row 2 of their tables.
     """
-    return {
-        "vocab_size": 50_265,
-        "source_vocab_size": 50_265,
-        "max_length": 1024,
-        "dim": dim,
-        "encoder_layers": layers,
-        "decoder_layers": layers,
-        "num_heads": heads,
-        "ffn_dim": 4 * dim,
+    return _sizes(50_265, 1024, dim, layers, heads, 4 * dim) | {
         "activation": "gelu",
         "norm_placement": "post",
         "position": "learned",
@@ -99,15 +97,7 @@ def m2m_100(vocab_size: int) -> Settings:
 
     Positions start after padding's id of 1.
     """
-    return {
-        "vocab_size": vocab_size,
-        "source_vocab_size": vocab_size,
-        "max_length": 1024,
-        "dim": 1024,
-        "encoder_layers": 12,
-        "decoder_layers": 12,
-        "num_heads": 16,
-        "ffn_dim": 4096,
+    return _sizes(vocab_size, 1024, 1024, 12, 16, 4096) | {
         "position": "sinusoidal_fairseq",
         "position_offset": 2,
         "tie_embeddings": "all",

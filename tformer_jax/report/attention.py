@@ -50,6 +50,7 @@ def render_attention(
     masks = [packed(np.packbits(watched.masks[kind]).tobytes()) for kind in kinds]
     data = [{key: attention[key] for key in ("name", "queries", "keys", "layers", "heads")} for attention in attentions]
     residuals = [norms(stack, watched, shown) for stack in shown]
+    read = shown.get("decoder") or shown["encoder"]
     return render_page(
         "attention",
         {"attentions": data, "norms": residuals},
@@ -59,15 +60,9 @@ def render_attention(
         attentions=list(zip(attentions, masks, strict=True)),
         norms=residuals,
         lens=_lens(watched, label),
-        read=_prediction_labels(watched, shown),
+        read=read if watched.predictions.shape[1] == len(read) else ["text"],  # a classifier has one for the text
         with_heads=with_heads,
     )
-
-
-def _prediction_labels(watched: Watched, shown: Mapping[str, list[str]]) -> list[str]:
-    """Returns the texts of the tokens that predictions are read from; for a classifier, one for the whole text."""
-    tokens = shown.get("decoder") or shown["encoder"]
-    return tokens if watched.predictions.shape[1] == len(tokens) else ["text"]
 
 
 def visible(text: str) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from tformer_jax.base.numbers import GIB, significant
 from tformer_jax.config import kinds, lower_is_better
 from tformer_jax.config.metrics import base_metric, group_of_metric
-from tformer_jax.report.outputs import histogram, lengths
+from tformer_jax.report.outputs import histogram
 from tformer_jax.report.run import RunFiles
 from tformer_jax.report.series import bucket_means, downsample_indices
 
@@ -97,7 +97,7 @@ def _training(runs: Sequence[RunFiles]) -> Iterator[Chart]:
         chart = Chart(name, title, unit, "training", log=name in LOGARITHMIC, zero=name in FROM_ZERO)
         for number, run in enumerate(runs):
             values = drawn[number].get(name)
-            if values is not None and not _is_idle(name, values):
+            if values is not None and (name != "skipped_steps" or np.nan_to_num(values).any()):
                 chart.traces.append(_line(run, number, run.train.steps, values, "training"))
         if name == unsmoothed:
             chart.traces += _validation_lines(runs, "loss")
@@ -139,10 +139,12 @@ def _histograms(runs: Sequence[RunFiles]) -> Iterator[Chart]:
     if not having:
         return
     translations = [shown for shown in having if shown[1].task.references == "texts"]
-    columns = [(number, run.name, lengths(outputs.texts)) for number, run, outputs in having if _has_lengths(run)]
+    columns = [
+        (number, run.name, np.array([*map(len, outputs.texts)])) for number, run, outputs in having if _has_lengths(run)
+    ]
     if columns:
         outputs = next(outputs for _, run, outputs in having if _has_lengths(run))
-        columns.append((-1, "references", lengths(outputs.references)))
+        columns.append((-1, "references", np.array([*map(len, outputs.references)])))
         yield _bars("lengths", "Length of outputs", "characters", columns)
     columns = [(number, run.name, outputs.chrf) for number, run, outputs in translations if outputs.texts]
     if columns:
@@ -219,11 +221,6 @@ def _drawn_columns(run: RunFiles, unsmoothed: str) -> dict[str, np.ndarray]:
     if "memory_bytes" in columns:
         columns["memory"] = columns.pop("memory_bytes") / GIB
     return columns
-
-
-def _is_idle(name: str, values: np.ndarray) -> bool:
-    """Returns whether a metric that is only drawn when something happened is 0 throughout."""
-    return name == "skipped_steps" and not np.nan_to_num(values).any()
 
 
 def order_metrics(names: set[str]) -> list[str]:

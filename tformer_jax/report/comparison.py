@@ -107,11 +107,7 @@ class Comparison:
 
 
 def compare_runs(a: RunFiles, b: RunFiles, resamples: int = RESAMPLES) -> Comparison:
-    """Compares run `b` with the baseline `a`.
-
-    Metrics and outputs are compared on the test split, or else the validation split, if both runs evaluated the same
-    examples.
-    """
+    """Compares run `b` with the baseline `a` on the test split, or else the validation split, of the same examples."""
     split = shared_split(a, b)
     metrics: dict[str, list[Estimate]] = {}
     changes: list[Change] = []

@@ -61,9 +61,8 @@ def plot_history(history: Mapping[str, np.ndarray], names: Sequence[str] = ()) -
         for label, column in (("training", name), ("validation", EVALUATED + name)):
             values = history.get(column, np.zeros(0))
             if (finite := np.isfinite(values)).any():
-                panel.plot(
-                    history["step"][finite], values[finite], label=label, marker="." if finite.sum() < 30 else ""
-                )
+                marker = "." if finite.sum() < 30 else ""
+                panel.plot(history["step"][finite], values[finite], label=label, marker=marker)
         panel.set_title(" in ".join(filter(None, TITLES.get(name, (name, "")))), fontsize=10)
         panel.set_xlabel("step")
         panel.set_yscale("log" if name in LOGARITHMIC else "linear")

@@ -61,18 +61,15 @@ def render_page(template: str, data: Any, *, refresh: int | None = None, **value
         refresh: seconds after which a browser reloads the file; None: never.
         values: variables of the template; `title` is the page's title.
     """
-    return (
-        _environment()
-        .get_template(f"{template}.html.jinja")
-        .render(
-            written=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d at %H:%M UTC"),
-            refresh=refresh,
-            style=_asset("report.css"),
-            script="".join(map(_asset, SCRIPTS[template])),
-            plotly=_plotly(),
-            data=_json(data),
-            **values,
-        )
+    page = _environment().get_template(f"{template}.html.jinja")
+    return page.render(
+        written=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d at %H:%M UTC"),
+        refresh=refresh,
+        style=_asset("report.css"),
+        script="".join(map(_asset, SCRIPTS[template])),
+        plotly=_plotly(),
+        data=_json(data),
+        **values,
     )
 
 

@@ -135,11 +135,6 @@ def _pieces(tokens: Sequence[str], common: set[int]) -> list[Piece]:
     return [(differs, "".join(tokens[at] for at in places)) for differs, places in groups]
 
 
-def lengths(texts: Sequence[str]) -> np.ndarray:
-    """Returns the length of each text in characters: int64 [texts]."""
-    return np.array([len(text) for text in texts], np.int64)
-
-
 def histogram(columns: Sequence[np.ndarray], bins: int = 30) -> tuple[np.ndarray, list[np.ndarray]]:
     """Returns the edges of common bins, float64 [bins + 1], and the percentage of each column in each bin."""
     finite = [column[np.isfinite(column)] for column in (np.asarray(column, np.float64) for column in columns)]

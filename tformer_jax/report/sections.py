@@ -75,11 +75,8 @@ def _metric_row(
     run: RunFiles, number: int, name: str, estimates_by_split: dict[str, dict[str, list[Estimate]]]
 ) -> MetricRow:
     series = run.group("validation")
-    points = [
-        (value, int(step))
-        for value, step in zip(series.columns.get(name, ()), series.steps, strict=False)
-        if value == value
-    ]
+    pairs = zip(series.columns.get(name, ()), series.steps, strict=False)
+    points = [(value, int(step)) for value, step in pairs if value == value]
     choose_best = better_of([run], name)
     best, step = (None, None)
     if choose_best and points:

@@ -21,6 +21,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config.task import tasks_of_family
 from tformer_jax.inference.engine import Request
 from tformer_jax.inference.languages import TagIds
+from tformer_jax.serving import replies
 from tformer_jax.serving.bodies import Body, Completion, DirectedBody
 from tformer_jax.serving.chat import ChatCompletion, ChatReply
 from tformer_jax.serving.errors import RequestError
@@ -30,16 +31,6 @@ from tformer_jax.serving.metrics import Metrics
 from tformer_jax.serving.middleware import CountRequests, LoopbackOnly, RequireKey
 from tformer_jax.serving.model import ServedModel
 from tformer_jax.serving.page import page
-from tformer_jax.serving.replies import (
-    CompletionReply,
-    Reply,
-    SentencesReply,
-    TokenScores,
-    TranslationReply,
-    attention_page,
-    classification,
-    embedding_list,
-)
 from tformer_jax.serving.text_bodies import Attention, Classification, Detokenization, Embedding, Tokenization
 from tformer_jax.serving.translation import Translation
 from tformer_jax.serving.worker import Empty, Worker, stopping_error
@@ -115,8 +106,8 @@ class Handlers:
         """Returns what the page says about the model, and which parts of the page the server can fill."""
         served = self.served
         no_attention = served.attention if isinstance(served.attention, str) else None
-        offered: dict[str, Any] = {"language_names": served.language_names}
-        offered |= {
+        offered: dict[str, Any] = {
+            "language_names": served.language_names,
             "chat": served.answers,
             "attention": no_attention is None,
             "no_attention": no_attention,
@@ -147,9 +138,10 @@ class Handlers:
         self._check_length("max_new_tokens", body.max_new_tokens, body)
         tags = body.tags(self.served, len(body.texts("text")))
         rows = await self._encode("text", body, self.served.longest_prompt, tags)
-        scores = None if body.logprobs is None else TokenScores(self.served, rows, body.logprobs, tags, body.unknown)
+        top = body.logprobs
+        scores = None if top is None else replies.TokenScores(self.served, rows, top, tags, body.unknown)
         requests = body.requests(rows, tags, self.served.decode)
-        reply = SentencesReply(gaps) if gaps else TranslationReply(scores, requests)
+        reply = replies.SentencesReply(gaps) if gaps else replies.TranslationReply(scores, requests)
         return self._generate(requests, reply, body.stream, body.n_best)
 
     async def attention(self, request: HttpRequest) -> Response:
@@ -157,7 +149,7 @@ class Handlers:
         if isinstance(render := self.served.attention, str):
             raise RequestError(f"attention is not available: {render}", 404)
         body = await self._read(request, Attention)
-        return self._generate([], attention_page(functools.partial(render, body.source, body.output)))
+        return self._generate([], replies.attention_page(functools.partial(render, body.source, body.output)))
 
     async def complete(self, request: HttpRequest) -> Response:
         """Completes one or several prompts; a translation model translates them."""
@@ -167,7 +159,7 @@ class Handlers:
         self._check_length("max_tokens", body.max_tokens, body)
         tags = body.tags(self.served, len(body.texts("prompt")))
         rows = await asyncio.to_thread(body.rows, self.served, tags)
-        reply = await asyncio.to_thread(CompletionReply, self.served, body, rows, tags)
+        reply = await asyncio.to_thread(replies.CompletionReply, self.served, body, rows, tags)
         return self._generate(body.requests(rows, tags, self.served.decode), reply, body.stream, body.n)
 
     async def chat(self, request: HttpRequest) -> Response:
@@ -187,7 +179,7 @@ class Handlers:
         self._require("compute embeddings", not self.served.model_class.decodes)
         body = await self._read(request, Embedding)
         rows = await asyncio.to_thread(self.served.encode_to_embed, "input", body.texts("input"))
-        return self._generate([], embedding_list(self.served, body, rows))
+        return self._generate([], replies.embedding_list(self.served, body, rows))
 
     async def classify(self, request: HttpRequest) -> Response:
         """Computes the probabilities of all labels of one or several texts."""
@@ -196,7 +188,7 @@ class Handlers:
             raise RequestError("the classification head of this model is not trained: use /v1/embeddings", 404)
         body = await self._read(request, Classification)
         rows = await self._encode("input", body, self.served.max_length)
-        return self._generate([], classification(self.served, rows))
+        return self._generate([], replies.classification(self.served, rows))
 
     async def tokenizer_info(self, _: HttpRequest) -> Response:
         """Returns the special tokens of texts, as vLLM does."""
@@ -246,7 +238,7 @@ class Handlers:
             raise RequestError(f"{field}: {problem}", param=field)
 
     def _generate(
-        self, requests: Sequence[Request | Empty], reply: Reply, stream: bool = False, returned: int = 1
+        self, requests: Sequence[Request | Empty], reply: replies.Reply, stream: bool = False, returned: int = 1
     ) -> Response:
         how: dict[str, Any] = {"utility": self.served.utility, "seconds": self.limits.timeout, "stream": stream}
         return Generation(self.worker, self.metrics, requests, reply, returned=returned, **how)

@@ -10,8 +10,6 @@ from tformer_jax.inference.scores import Scored
 
 LOWEST = -9999.0
 """Smallest log-probability in a response, as in OpenAI's API: JSON has no infinity."""
-
-
 Part = tuple[Decoder, Sequence[int]]
 """A part of a choice that is decoded separately: its decoder and its token ids."""
 

@@ -230,10 +230,8 @@ class EngineThread(Worker):
         try:
             for index, request in enumerate(job.requests):
                 if isinstance(request, Empty):
-                    events = [
-                        Event(index, n, request.text, request.finish, None, 0) for n in range(request.num_outputs)
-                    ]
-                    self._send([(job, event) for event in events])
+                    for n in range(request.num_outputs):
+                        self._send([(job, Event(index, n, request.text, request.finish, None, 0))])
                 else:
                     self._accepted[self._engine.submit(request)] = job, index
         except UserError as error:
@@ -241,9 +239,8 @@ class EngineThread(Worker):
             self._reject(job, RequestError(f"{which}{error}"))
         except Exception:
             logging.exception("the engine could not accept a request")
-            self._reject(
-                job, RequestError("the engine could not accept this request; the server's log gives the cause", 500)
-            )
+            problem = "the engine could not accept this request; the server's log gives the cause"
+            self._reject(job, RequestError(problem, 500))
 
     def _reject_waiting(self) -> None:
         """After a step, in which pending requests took all free rows, rejects jobs that do not fit into the queue."""

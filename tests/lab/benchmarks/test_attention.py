@@ -3,6 +3,7 @@
 import types
 
 from tformer_jax.lab.benchmarks import attention
+from tformer_jax.runs import hardware
 
 
 def results(backend, shapes, dtype="float32"):
@@ -13,7 +14,7 @@ def results(backend, shapes, dtype="float32"):
 
 def test_without_a_report_of_the_device_the_peak_is_that_of_the_process(monkeypatch):
     """`peak_bytes` does not include the peak of the parent process."""
-    monkeypatch.setattr(attention, "peak_bytes", iter([1000, 1300, 1700]).__next__)
+    monkeypatch.setattr(hardware, "peak_bytes", iter([1000, 1300, 1700]).__next__)
     cases = results("reference", [(1, 4, 1, 2), (1, 4, 1, 2)])
     assert [case["peak_bytes_beyond_inputs"] for case in cases] == [300, 700]
 

@@ -10,12 +10,7 @@ import jax
 from tformer_jax.base import checks
 from tformer_jax.base.errors import UserError, first_line
 
-ACCELERATORS = {
-    "v4": ("v4", 2),
-    "v5e": ("v5litepod", 1),
-    "v5p": ("v5p", 2),
-    "v6e": ("v6e", 1),
-}
+ACCELERATORS = {"v4": ("v4", 2), "v5e": ("v5litepod", 1), "v5p": ("v5p", 2), "v6e": ("v6e", 1)}
 """By chip: the prefix of its Cloud TPU accelerator type, and the cores per chip that the type's number counts."""
 
 

@@ -8,13 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tformer_jax.base.cpu import peak_bytes
 from tformer_jax.base.errors import RunError, UserError, first_line
 from tformer_jax.base.numbers import GIB
 from tformer_jax.config import kinds
 from tformer_jax.lab.benchmarks.processes import Remote
 from tformer_jax.nn.attention_ops import attend
 from tformer_jax.nn.masks import Mask
+from tformer_jax.runs.hardware import memory_bytes
 
 Shape = tuple[int, int, int, int]
 
@@ -75,7 +75,7 @@ class Passes:
             jax.block_until_ready((inputs, weights, jnp.zeros(())))
             self._inputs, bytes_of_inputs = inputs, 4 * weights.nbytes
             if self._unrelated is None:
-                self._unrelated = _peak_bytes() - bytes_of_inputs
+                self._unrelated = memory_bytes(jax.local_devices()) - bytes_of_inputs
             self._baseline = self._unrelated + bytes_of_inputs
 
             def total(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -102,12 +102,7 @@ class Passes:
                 start = time.perf_counter()
                 jax.block_until_ready(self._compiled(*self._inputs))
                 seconds.append(time.perf_counter() - start)
-            peak = _peak_bytes() - self._baseline
+            peak = memory_bytes(jax.local_devices()) - self._baseline
             return {"finite": finite, "seconds": statistics.median(seconds), "peak_bytes_beyond_inputs": peak}
         except Exception as error:
             return {"failure": first_line(error)}
-
-
-def _peak_bytes() -> int:
-    """Returns the peak memory of the device, or of this process if the device reports none, in bytes."""
-    return (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use") or peak_bytes()

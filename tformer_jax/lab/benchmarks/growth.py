@@ -33,6 +33,7 @@ MODEL: dict[str, Any] = {
 """Common settings of all cases."""
 WIDER: dict[str, Any] = {"dim": 128, "ffn_dim": 512, "num_heads": 4}
 HEADINGS = ("rows x tokens", "step", "tokens/s", "exponent", "memory", "exponent", "PyTorch", "its memory")
+CAPTION = "exponent: of the size, with which time and memory per token grow from the row before"
 DATA = DataConfig(source="stdlib_text", batching="windows")
 
 
@@ -72,7 +73,8 @@ def measure_growth(names: Sequence[str], steps: int) -> dict[str, Any]:
     rows: dict[str, list[dict[str, Any]]] = {}
     for name in names:
         rows[name] = [{name: value} | measure_case(case, steps, (EAGER,)) for value, case in GROWTHS[name].cases(name)]
-        print_growth(name, rows[name])
+        table = make_table((name, *HEADINGS), growth_cells(name, rows[name]), left=0, caption=CAPTION)
+        Console(width=120).print(table)
     return {"growths": rows}
 
 
@@ -126,23 +128,7 @@ def growth_cells(name: str, rows: Sequence[Mapping[str, Any]]) -> list[tuple[str
         time, memory = ("", "") if powers is None else (f"{power:.2f}" for power in powers)
         peer = row.get("peers", {}).get(EAGER)
         theirs = ("", "") if peer is None else (f"{peer['milliseconds']:,.1f} ms", format_size(peer["peak_bytes"]))
-        cells.append(
-            (
-                f"{row[name]:,}",
-                f"{row['rows']} x {row['length']:,}",
-                f"{row['milliseconds']:,.1f} ms",
-                f"{row['tokens_per_second']:,.0f}",
-                time,
-                format_size(row["peak_bytes"]),
-                memory,
-                *theirs,
-            )
-        )
+        size = f"{row[name]:,}", f"{row['rows']} x {row['length']:,}"
+        speed = f"{row['milliseconds']:,.1f} ms", f"{row['tokens_per_second']:,.0f}"
+        cells.append((*size, *speed, time, format_size(row["peak_bytes"]), memory, *theirs))
     return cells
-
-
-def print_growth(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Prints a table with one row per value."""
-    caption = "exponent: of the size, with which time and memory per token grow from the row before"
-    table = make_table((name, *HEADINGS), growth_cells(name, rows), left=0, caption=caption)
-    Console(width=120).print(table)

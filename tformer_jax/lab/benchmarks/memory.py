@@ -96,13 +96,6 @@ def read_ranges(folder: Path) -> str:
     return paths[0].read_text(encoding="utf-8")
 
 
-def live_buffers(ranges: str) -> Iterator[tuple[str, int]]:
-    """Yields name and bytes of each buffer that is live when most bytes are."""
-    peak = ranges.partition("(peak):\n")[2].partition("Stack trace")[0]
-    for buffer in LIVE.finditer(peak):
-        yield buffer["name"], int(buffer["size"])
-
-
 def table_rows(ranges: str, program: str) -> list[dict[str, Any]]:
     """Groups the buffers at the peak by pass, module and operation, largest first.
 
@@ -111,8 +104,8 @@ def table_rows(ranges: str, program: str) -> list[dict[str, Any]]:
     """
     operations = parse_program(program) | dict(_arguments(program))
     sizes: dict[Operation, list[int]] = {}
-    for name, size in live_buffers(ranges):
-        sizes.setdefault(operations.get(name, UNKNOWN), []).append(size)
+    for buffer in LIVE.finditer(ranges.partition("(peak):\n")[2].partition("Stack trace")[0]):
+        sizes.setdefault(operations.get(buffer["name"], UNKNOWN), []).append(int(buffer["size"]))
     return [
         {**operation._asdict(), "count": len(each), "bytes": sum(each)}
         for operation, each in sorted(sizes.items(), key=lambda item: -sum(item[1]))

@@ -74,10 +74,7 @@ class Traced(Ours):
 
 
 def measure_operations(cases: Sequence[Case], steps: int) -> dict[str, Any]:
-    """Profiles train steps, each case in its own process, and returns the time per XLA operation; sets XLA_FLAGS.
-
-    Prints a table for each case. The result is the record for `--record`.
-    """
+    """Profiles each case in its own process, prints a table for each, and returns the record; sets XLA_FLAGS."""
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {WITHOUT_GRAPHS}"
     results = []
     for case in cases:

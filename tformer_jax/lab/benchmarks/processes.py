@@ -1,5 +1,6 @@
 """Objects in separate processes, to isolate their memory and threads."""
 
+import contextlib
 import multiprocessing
 import pkgutil
 import time
@@ -14,7 +15,7 @@ _served: Any = None
 """The object, in its process."""
 
 
-class Remote:
+class Remote(contextlib.AbstractContextManager["Remote"]):
     """Proxy of an object in a spawned process; calls its methods synchronously.
 
     The process imports only the module of the object, and is idle between calls.
@@ -35,9 +36,6 @@ class Remote:
         start = time.perf_counter()
         self.call("", *arguments)
         self.seconds = time.perf_counter() - start
-
-    def __enter__(self) -> "Remote":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown()

@@ -96,10 +96,7 @@ class Case:
 
         text = draw(model.size("vocab_size"), self.length + 1)
         if model.model_class.classifies:
-            return {
-                "tokens": text[:, 1:],
-                "label": rng.integers(0, model.size("num_classes"), self.rows, np.int32),
-            }
+            return {"tokens": text[:, 1:], "label": rng.integers(0, model.size("num_classes"), self.rows, np.int32)}
         if not model.model_class.reads_source:
             return {"tokens": text[:, :-1], "targets": text[:, 1:]}
         source = draw(model.size("source_vocab_size"), self.length)

@@ -79,8 +79,7 @@ def named_case(name: str) -> Case:
 def parser() -> argparse.ArgumentParser:
     """Returns the parser, with one subcommand per benchmark."""
     result = new_parser(
-        "benchmark",
-        "Measures training, decoding, caches, attention, the data pipeline, and how training cost scales.",
+        "benchmark", "Measures training, decoding, caches, attention, the data pipeline, and how training cost scales."
     )
     commands = result.add_subparsers(dest="benchmark", required=True)
     for name, (meaning, add) in BENCHMARKS.items():

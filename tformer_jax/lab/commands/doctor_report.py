@@ -73,11 +73,8 @@ def print_report(cfg: Config | None, options: argparse.Namespace) -> None:
     findings.hints += machine_checks.check_slow_flags()
     estimate = examine_config(cfg, options, console, findings) if cfg else None
     run = options.run or Path("runs") / (cfg.name if cfg else "NAME")
-    findings.add(
-        machine_checks.check_folder(
-            run, estimate.checkpoint if estimate else 0, checkpoints_on_disk(cfg.train) if cfg else 0
-        )
-    )
+    sizes = estimate.checkpoint if estimate else 0, checkpoints_on_disk(cfg.train) if cfg else 0
+    findings.add(machine_checks.check_folder(run, *sizes))
     for label, sentences in (("problem", findings.problems), ("hint", findings.hints)):
         for sentence in sentences:
             console.print(escape(f"{label}: {sentence}"), soft_wrap=True, highlight=False)
@@ -181,9 +178,8 @@ def mesh_table(sizes: dict[str, int], devices: int) -> Table:
     """Returns a table of the axes of the mesh, and what they split."""
     title = f"mesh of {math.prod(sizes.values())} of {devices} devices"
     split = {axis: ", ".join(name for name, where in rules.RULES.items() if axis in where) for axis in sizes}
-    table = make_table(
-        ("axis", "size", "splits"), [(axis, str(size), split[axis]) for axis, size in sizes.items()], title=title
-    )
+    rows = [(axis, str(size), split[axis]) for axis, size in sizes.items()]
+    table = make_table(("axis", "size", "splits"), rows, title=title)
     table.columns[2].justify = "left"
     return table
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from tformer_jax.base import checks
 from tformer_jax.base.errors import UserError
-from tformer_jax.base.paths import write_text
-from tformer_jax.cli.common import add_path, add_run, check_writable, load_run, new_parser, reporting_writes
+from tformer_jax.cli.common import add_path, add_run, check_writable, load_run, new_parser, write_output
 
 NAME = "explain.html"
 TEXT = "The cat sat on the mat because the cat was tired"
@@ -40,9 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = [*arguments, "--text", text, *(["--target", options.target] if options.target is not None else [])]
     command = shlex.join(["python", "scripts/explain.py", *arguments])
     topics = page.build_topics(example, options.topics, trained)
-    content = page.render_topics(topics, example, command, name)
-    with reporting_writes(options.output):
-        write_text(options.output, content)
+    write_output(options.output, page.render_topics(topics, example, command, name))
     print(options.output)
 
 

@@ -94,7 +94,8 @@ def check_accelerators(gpus: list[Gpu], backend: str) -> Iterator[str]:
     if wanted == "cpu":
         yield f"this machine has {there}, but JAX_PLATFORMS=cpu hides it: unset JAX_PLATFORMS"
         return
-    extra = "tpu" if not gpus else "cuda13" if _major(gpus[0].driver) >= CUDA13_DRIVER else "cuda12"
+    driver = re.match(r"\d+", gpus[0].driver) if gpus else None
+    extra = "tpu" if not gpus else "cuda13" if driver and int(driver[0]) >= CUDA13_DRIVER else "cuda12"
     yield f'this machine has {there}, but JAX uses the CPU: pip install -e ".[{extra}]"'
 
 
@@ -198,10 +199,6 @@ def check_data(cfg: Config, root: Path | None) -> Iterator[str]:
             locate(root, tokenizer)
     except UserError as error:
         yield str(error)
-
-
-def _major(driver: str) -> int:
-    return int(re.match(r"\d*", driver)[0] or 0)  # type: ignore[index]
 
 
 def _xla_flags() -> Iterator[tuple[str, str]]:

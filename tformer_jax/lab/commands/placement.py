@@ -69,7 +69,8 @@ def estimate_placement(cfg: Config, sizes: Mapping[str, int]) -> Placement:
     Raises:
         UserError: the model or the optimizer cannot be built.
     """
-    rows, length = _batch(cfg)
+    length = cfg.data.longest
+    rows = bucket_sizes(cfg.data)[length] if cfg.data.batching == "buckets" else cfg.data.batch_size
     mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
     cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, attention_backend="reference"))  # runs anywhere
     model = registry.build(cfg.model)
@@ -111,9 +112,3 @@ def _activation_bytes(cfg: Config, tensor: int) -> int:
     model = cfg.model
     logits = 0 if model.model_class.classifies or cfg.train.loss_chunk else (model.vocab_size or 0) // tensor
     return (sum(model.depths) * model.dim + logits) * jnp.dtype(model.dtype).itemsize
-
-
-def _batch(cfg: Config) -> tuple[int, int]:
-    """Returns the number of rows of a batch, and of tokens per row."""
-    length = cfg.data.longest
-    return (bucket_sizes(cfg.data)[length] if cfg.data.batching == "buckets" else cfg.data.batch_size), length

@@ -4,14 +4,16 @@ import argparse
 from collections.abc import Sequence
 
 from tformer_jax.cli.common import new_parser
-from tformer_jax.parallel.xla_flags import FLAGS, USES, VARIABLES, Flag, choose_flags
+from tformer_jax.parallel.xla_flags import FLAGS, USES, VARIABLES, choose_flags
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the flags on one line; with `--explain`, lists and explains all flags of the device."""
     options = parser().parse_args(argv)
     if options.explain:
-        print(f"{VARIABLES[options.device]}:\n" + "\n".join(map(describe, FLAGS[options.device])))
+        print(f"{VARIABLES[options.device]}:")
+        for flag in FLAGS[options.device]:
+            print(f"  {flag}\n      {', '.join(flag.uses)}: {flag.meaning}")
     else:
         print(" ".join(map(str, choose_flags(options.device, options.axes))))
 
@@ -29,11 +31,6 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--explain", action="store_true", help="list and explain all flags of the device")
     return result
-
-
-def describe(flag: Flag) -> str:
-    """Formats a flag with its uses and its meaning."""
-    return f"  {flag}\n      {', '.join(flag.uses)}: {flag.meaning}"
 
 
 def _axis(text: str) -> str:

@@ -6,20 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tformer_jax.lab.explain.figures import Curve, Heat, Lines
 from tformer_jax.lab.explain.mathml import brackets, formula, fraction, root, total
-from tformer_jax.lab.explain.topic import (
-    CFG,
-    Curve,
-    Example,
-    Heat,
-    Lines,
-    Shape,
-    Topic,
-    make_topic,
-    random_params,
-    run_attention,
-    vectors,
-)
+from tformer_jax.lab.explain.topic import CFG, Example, Shape, Topic, make_topic, random_params, run_attention, vectors
 from tformer_jax.nn.attention import Attention, BasicAttention
 from tformer_jax.nn.attention_ops import Operands, attend, attention_weights
 from tformer_jax.nn.attention_ops.reference import exponentials, scores, weighted_sum
@@ -40,10 +29,10 @@ def dot_product(example: Example) -> Topic:
             formula("w_{t s} = softmax_s", brackets(fraction("q_t k_s", root("H")))),
         ),
         shapes=(
-            Shape.from_array("q", "B T N H", x, "queries"),
-            Shape.from_array("k, v", "B S K H", x, "keys and values"),
-            Shape.from_array("w", "B N T S", weights, "weights"),
-            Shape.from_array("out", "B T N H", out, "output"),
+            Shape("q", "B T N H", x.shape, "queries"),
+            Shape("k, v", "B S K H", x.shape, "keys and values"),
+            Shape("w", "B N T S", weights.shape, "weights"),
+            Shape("out", "B T N H", out.shape, "output"),
         ),
         functions=(attention_weights, exponentials, scores, weighted_sum, BasicAttention),
         figures=(
@@ -104,14 +93,14 @@ def heads(example: Example) -> Topic:
             formula("out = concat ( head_0 , … , head_{N-1} ) W_o"),
         ),
         shapes=(
-            Shape.from_array("x", "B T D", example.x, "input"),
-            Shape.from_array("q", "B T N H", operands.q, "queries"),
-            Shape.from_array("k, v", "B S K H", operands.k, "keys and values"),
-            Shape.from_array("w", "B N T S", weights, "weights"),
+            Shape("x", "B T D", example.x.shape, "input"),
+            Shape("q", "B T N H", operands.q.shape, "queries"),
+            Shape("k, v", "B S K H", operands.k.shape, "keys and values"),
+            Shape("w", "B N T S", weights.shape, "weights"),
             Shape("W_q", "D N H", params["query"]["kernel"].shape, "projection of queries"),
             Shape("W_k, W_v", "D K H", params["key"]["kernel"].shape, "projections of keys and values"),
             Shape("W_o", "N H D", params["output"]["kernel"].shape, "output projection"),
-            Shape.from_array("out", "B T D", out, "output"),
+            Shape("out", "B T D", out.shape, "output"),
         ),
         functions=(Attention, scores),
         figures=[
@@ -139,8 +128,8 @@ def masks(example: Example) -> Topic:
         ),
         shapes=(
             Shape("padding_mask", "B S", (1, len(example.source)), "True for tokens that are not padding"),
-            Shape.from_array("m", "B 1 T S", dense["Causal"], "True = may attend; broadcast to N heads"),
-            Shape.from_array("w", "B N T S", weights, "weights"),
+            Shape("m", "B 1 T S", (1, 1, *weights.shape[2:]), "True = may attend; broadcast to N heads"),
+            Shape("w", "B N T S", weights.shape, "weights"),
         ),
         functions=(Mask, lookahead_mask, exponentials),
         figures=[*figures, _weights("A query without keys", weights[0, 0], example, hidden)],

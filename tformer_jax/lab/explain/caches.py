@@ -11,8 +11,9 @@ import numpy as np
 from tformer_jax.base.numbers import GIB
 from tformer_jax.config import ModelConfig
 from tformer_jax.inference.engine.page_table import Allocation, PageTable
+from tformer_jax.lab.explain.figures import Curve, Heat, Lines
 from tformer_jax.lab.explain.mathml import formula
-from tformer_jax.lab.explain.topic import CFG, Curve, Example, Heat, Lines, Shape, Topic, make_topic, random_params
+from tformer_jax.lab.explain.topic import CFG, Example, Shape, Topic, make_topic, random_params
 from tformer_jax.models import cost
 from tformer_jax.nn.attention import Attention
 from tformer_jax.nn.decoder_cache import empty_cache
@@ -30,6 +31,7 @@ def kv_cache(example: Example) -> Topic:
     """Explains the KV cache, and its ring for windows."""
     T = len(example.source)
     stored, difference = _step_by_step(example)
+    assert isinstance(stored.k, jax.Array)
     return make_topic(
         "kv-cache",
         formulas=(
@@ -37,8 +39,8 @@ def kv_cache(example: Example) -> Topic:
             formula("bytes of the cache = 2 · B · S · K · H · L · bytes of one number"),
         ),
         shapes=(
-            Shape.from_array("x", "B T D", example.x[:, :1], "one token"),
-            Shape.from_array("k, v", "B K S H", stored.k, "cached keys and values, also of empty slots"),
+            Shape("x", "B T D", example.x[:, :1].shape, "one token"),
+            Shape("k, v", "B K S H", stored.k.shape, "cached keys and values, also of empty slots"),
         ),
         functions=(KeyValues, DenseSlots, RingSlots),
         figures=(
@@ -129,7 +131,7 @@ def paged_cache(example: Example) -> Topic:
                 (cache.table.pages, CFG.kv_heads, PAGE, CFG.head_size),
                 "keys, and values, of all rows, by page",
             ),
-            Shape.from_array("table", "B P", cache.pages, "pages of each row"),
+            Shape("table", "B P", cache.pages.shape, "pages of each row"),
         ),
         functions=(PageTable, PagedSlots),
         figures=(
@@ -216,10 +218,7 @@ def _allocation(table: PageTable, ids: Sequence[int]) -> Allocation:
 
 
 def _pool(
-    table: PageTable,
-    allocations: dict[str, Allocation],
-    ids: dict[str, list[int]],
-    copies: Sequence[tuple[int, int]],
+    table: PageTable, allocations: dict[str, Allocation], ids: dict[str, list[int]], copies: Sequence[tuple[int, int]]
 ) -> np.ndarray:
     """Writes the token ids of all rows through `PagedSlots`: int [pages, size], EMPTY where nothing was written."""
     widest = max(len(allocation.pages) for allocation in allocations.values())

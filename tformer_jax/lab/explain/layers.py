@@ -9,19 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tformer_jax.config import MoEConfig
+from tformer_jax.lab.explain.figures import Curve, Heat, Lines
 from tformer_jax.lab.explain.mathml import formula, fraction, root, row, total
-from tformer_jax.lab.explain.topic import (
-    CFG,
-    Curve,
-    Example,
-    Heat,
-    Lines,
-    Shape,
-    Topic,
-    make_topic,
-    random_params,
-    vectors,
-)
+from tformer_jax.lab.explain.topic import CFG, Example, Shape, Topic, make_topic, random_params, vectors
 from tformer_jax.nn.activations import gelu, relu, relu_squared, silu
 from tformer_jax.nn.ffn import FFN, GatedFFN
 from tformer_jax.nn.layers import Residual
@@ -71,19 +61,13 @@ def norms(example: Example) -> Topic:
             formula("RMSNorm ( x ) = g", fraction("x", root("mean ( x^2 ) + ε"))),
         ),
         shapes=(
-            Shape.from_array("x", "B T D", x, "input and output"),
-            Shape.from_array("g, b", "D", scale, "learned scale and bias"),
+            Shape("x", "B T D", x.shape, "input and output"),
+            Shape("g, b", "D", scale.shape, "learned scale and bias"),
         ),
         functions=(layer_norm, layer_norm.fwd, rms_norm, rms_norm.fwd),
         figures=(
             Lines("Root of the mean square of each word", sizes, "position", "RMS"),
-            Lines(
-                "Mean of each word",
-                means,
-                "position",
-                "mean",
-                "Only LayerNorm removes it.",
-            ),
+            Lines("Mean of each word", means, "position", "mean", "Only LayerNorm removes it."),
             *(Heat(name, value, example.source, features) for name, value in rows.items()),
         ),
     )
@@ -96,7 +80,7 @@ def placement(example: Example) -> Topic:
     return make_topic(
         "placement",
         formulas=[formula(f"{name} : {text}") for name, text in PLACEMENTS.items()],
-        shapes=(Shape.from_array("x", "B T D", example.x, "residual stream"),),
+        shapes=(Shape("x", "B T D", example.x.shape, "residual stream"),),
         functions=(Residual,),
         figures=(
             Lines(
@@ -131,10 +115,8 @@ def _depth(name: str, example: Example) -> list[float]:
 
 def ffn(example: Example) -> Topic:
     """Explains feed-forward networks and gates."""
-    plain, gated = (
-        FFN(dataclasses.replace(CFG, activation="relu")),
-        GatedFFN(dataclasses.replace(CFG, activation="silu")),
-    )
+    plain = FFN(dataclasses.replace(CFG, activation="relu"))
+    gated = GatedFFN(dataclasses.replace(CFG, activation="silu"))
     params = random_params(gated, example.x)
     grid = np.linspace(-4, 2, 61, dtype=np.float32)
 
@@ -154,19 +136,14 @@ def ffn(example: Example) -> Topic:
             formula("GatedFFN ( x ) = ( act ( x W_g ) ⊙ x W_1 ) W_2"),
         ),
         shapes=(
-            Shape.from_array("x", "B T D", example.x, "input and output"),
+            Shape("x", "B T D", example.x.shape, "input and output"),
             Shape("W_1, W_g", "D F", params["expand"]["kernel"].shape, "expand"),
             Shape("W_2", "F D", params["contract"]["kernel"].shape, "contract"),
-            Shape.from_array("hidden", "B T F", hidden["ReLU"], "hidden features"),
+            Shape("hidden", "B T F", hidden["ReLU"].shape, "hidden features"),
         ),
         functions=(FFN, GatedFFN, gelu),
         figures=(
-            Lines(
-                "Activations",
-                [Curve(name, grid, values) for name, values in activations.items()],
-                "x",
-                "act(x)",
-            ),
+            Lines("Activations", [Curve(name, grid, values) for name, values in activations.items()], "x", "act(x)"),
             Heat(
                 "Hidden features with ReLU",
                 np.asarray(hidden["ReLU"])[0],
@@ -195,10 +172,10 @@ def experts(example: Example) -> Topic:
             formula("capacity ( n ) = min ( ⌈ c k n / E ⌉ , n ) after n tokens , c : capacity factor"),
         ),
         shapes=(
-            Shape.from_array("x", "B T D", example.x, "input and output"),
-            Shape.from_array("W_r", "D E", router, "router"),
-            Shape.from_array("logits", "B T E", logits, "scores of the experts"),
-            Shape.from_array("chosen", "B T k", free.experts, "experts of each token, and their weights"),
+            Shape("x", "B T D", example.x.shape, "input and output"),
+            Shape("W_r", "D E", router.shape, "router"),
+            Shape("logits", "B T E", logits.shape, "scores of the experts"),
+            Shape("chosen", "B T k", free.experts.shape, "experts of each token, and their weights"),
         ),
         functions=(route, capacity, balance_loss),
         figures=(
@@ -222,15 +199,12 @@ def experts(example: Example) -> Topic:
     )
 
 
-def _routed(logits: np.ndarray) -> tuple[Routing, Routing, jax.Array]:
+@jax.jit
+def _routed(logits: jax.Array) -> tuple[Routing, Routing, jax.Array]:
     """Returns the routing of logits [1, T, E] without and with a capacity, and the balance loss of the former."""
-
-    @jax.jit
-    def compute(logits: jax.Array, real: jax.Array) -> tuple[Routing, Routing, jax.Array]:
-        free, limited = (route(logits, real, MOE, limited=limit) for limit in (False, True))
-        return free, limited, balance_loss(logits, free.experts, real)
-
-    return compute(logits, np.ones(logits.shape[:2], bool))
+    real = jnp.ones(logits.shape[:2], bool)
+    free, limited = (route(logits, real, MOE, limited=limit) for limit in (False, True))
+    return free, limited, balance_loss(logits, free.experts, real)
 
 
 def _routing(title: str, routing: Routing, example: Example, caption: str) -> Heat:

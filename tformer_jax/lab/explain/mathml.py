@@ -20,7 +20,8 @@ def formula(*parts: str) -> Math:
 
 def row(*parts: str) -> Math:
     """Joins pieces of MathML and plain text such as `softmax(q_t k_{s,n}^T)`: names, numbers and operators."""
-    return Math("<mrow>" + "".join(part if isinstance(part, Math) else _terms(part) for part in parts) + "</mrow>")
+    pieces = (part if isinstance(part, Math) else "".join(map(_term, _TERM.finditer(part))) for part in parts)
+    return Math(f"<mrow>{''.join(pieces)}</mrow>")
 
 
 def fraction(above: str, below: str) -> Math:
@@ -46,10 +47,6 @@ def power(base: str, exponent: str) -> Math:
 def total(below: str, summand: str) -> Math:
     """Returns a sum, with its index below the sign."""
     return Math(f"<mrow><munder><mo>∑</mo>{row(below)}</munder>{row(summand)}</mrow>")
-
-
-def _terms(text: str) -> str:
-    return "".join(_term(match) for match in _TERM.finditer(text))
 
 
 def _term(match: re.Match[str]) -> str:

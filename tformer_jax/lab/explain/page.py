@@ -16,16 +16,8 @@ GROUPS: dict[str, dict[str, Callable[[Example], Topic]]] = {
         "alibi": positions.alibi,
         "t5-buckets": positions.buckets,
     },
-    "Layers": {
-        "norms": layers.norms,
-        "placement": layers.placement,
-        "ffn": layers.ffn,
-        "experts": layers.experts,
-    },
-    "Sequences": {
-        "encoder-decoder": sequences.encoder_decoder,
-        "teacher-forcing": sequences.teacher_forcing,
-    },
+    "Layers": {"norms": layers.norms, "placement": layers.placement, "ffn": layers.ffn, "experts": layers.experts},
+    "Sequences": {"encoder-decoder": sequences.encoder_decoder, "teacher-forcing": sequences.teacher_forcing},
     "Decoding": {"kv-cache": caches.kv_cache, "paged-cache": caches.paged_cache, "beams": search.beams},
 }
 """The topics by group and name."""

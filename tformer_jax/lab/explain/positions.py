@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from tformer_jax.config import RelativeConfig
+from tformer_jax.lab.explain.figures import Curve, Heat, Lines
 from tformer_jax.lab.explain.mathml import formula, fraction, power, root
-from tformer_jax.lab.explain.topic import CFG, Curve, Example, Heat, Lines, Shape, Topic, make_topic, vectors
+from tformer_jax.lab.explain.topic import CFG, Example, Shape, Topic, make_topic, vectors
 from tformer_jax.nn.attention_ops import Operands, attention_weights
 from tformer_jax.nn.attention_ops.reference import scores
 from tformer_jax.nn.attention_positions import (
@@ -46,8 +47,8 @@ def sinusoids(example: Example) -> Topic:
             formula("r_i =", power("10000", "-2 i / D"), ", PE_{p+k} = R_k PE_p"),
         ),
         shapes=(
-            Shape.from_array("p", "T", positions[:T], "positions"),
-            Shape.from_array("PE", "T D", encodings, "added to the embeddings [B, T, D]"),
+            Shape("p", "T", positions[:T].shape, "positions"),
+            Shape("PE", "T D", encodings.shape, "added to the embeddings [B, T, D]"),
         ),
         functions=(sinusoid, sinusoidal, Rotation),
         figures=(
@@ -106,9 +107,9 @@ def rope(example: Example) -> Topic:
             formula("r_i =", power("base", "-2 i / H")),
         ),
         shapes=(
-            Shape.from_array("q", "B T N H", q, "queries of one head"),
+            Shape("q", "B T N H", q.shape, "queries of one head"),
             Shape("cos, sin", "B T 1 H/2", rotation.cos.shape, "one angle for each position and pair"),
-            Shape.from_array("R q", "B T N H", turned, "rotated queries"),
+            Shape("R q", "B T N H", turned.shape, "rotated queries"),
         ),
         functions=(Rotary, rotary_frequencies, Rotation),
         figures=(
@@ -177,8 +178,8 @@ def alibi(example: Example) -> Topic:
         ),
         shapes=(
             Shape("m", "N", slopes.shape, "slopes"),
-            Shape.from_array("bias", "N T S", bias, "added to the scores"),
-            Shape.from_array("w", "B N T S", weights, "weights"),
+            Shape("bias", "N T S", bias.shape, "added to the scores"),
+            Shape("w", "B N T S", weights.shape, "weights"),
         ),
         functions=(alibi_slopes, AlibiBias),
         figures=(
@@ -227,7 +228,7 @@ def buckets(example: Example) -> Topic:
                 "⌋ , 2 e - 1 )",
             ),
         ),
-        shapes=(Shape.from_array("b", "T S", table, "bucket of each query and key"),),
+        shapes=(Shape("b", "T S", table.shape, "bucket of each query and key"),),
         functions=(relative_bucket,),
         figures=(
             Lines(

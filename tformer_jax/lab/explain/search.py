@@ -11,8 +11,9 @@ from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.beam import WORST, BeamState, length_penalty
 from tformer_jax.inference.constraints import NO_CONSTRAINTS
 from tformer_jax.inference.sampling import RowSettings
+from tformer_jax.lab.explain.figures import Curve, Heat, Lines, cell_texts
 from tformer_jax.lab.explain.mathml import formula, fraction, total
-from tformer_jax.lab.explain.topic import Curve, Example, Heat, Lines, Shape, Topic, cell_texts, make_topic
+from tformer_jax.lab.explain.topic import Example, Shape, Topic, make_topic
 from tformer_jax.special_tokens import BOS, EOS, PAD, SPECIAL_TOKENS, UNK
 
 BEAMS, STEPS = 3, 6
@@ -40,8 +41,8 @@ def beams(example: Example) -> Topic:
         ),
         shapes=(
             Shape("logits", "B k V", (1, BEAMS, len(names)), "scores of the next token of each beam"),
-            Shape.from_array("sums", "B k", rows.sums, "sums of log-probabilities"),
-            Shape.from_array("running", "B k T", rows.running, "tokens of each beam"),
+            Shape("sums", "B k", rows.sums.shape, "sums of log-probabilities"),
+            Shape("running", "B k T", rows.running.shape, "tokens of each beam"),
         ),
         functions=(BeamState, length_penalty),
         figures=(

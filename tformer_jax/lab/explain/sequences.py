@@ -6,20 +6,9 @@ import numpy as np
 
 from tformer_jax.data.columns import Column
 from tformer_jax.data.features import FeatureConverter
+from tformer_jax.lab.explain.figures import Curve, Heat, Lines
 from tformer_jax.lab.explain.mathml import formula, fraction, total
-from tformer_jax.lab.explain.topic import (
-    CFG,
-    Curve,
-    Example,
-    Heat,
-    Lines,
-    Shape,
-    Topic,
-    make_topic,
-    random_params,
-    run_attention,
-    vectors,
-)
+from tformer_jax.lab.explain.topic import CFG, Example, Shape, Topic, make_topic, random_params, run_attention, vectors
 from tformer_jax.models.losses import masked_cross_entropy
 from tformer_jax.models.seq2seq import Seq2Seq
 from tformer_jax.nn.attention import Attention
@@ -44,11 +33,11 @@ def encoder_decoder(example: Example) -> Topic:
             formula("p ( target | source ) = ∏_t p ( target_t | target_{<t} , memory )"),
         ),
         shapes=(
-            Shape.from_array("memory", "B S D", memory, "output of the encoder"),
-            Shape.from_array("x", "B T D", x, "input of the decoder"),
-            Shape.from_array("q", "B T N H", operands.q, "queries"),
-            Shape.from_array("k, v", "B S K H", operands.k, "keys and values"),
-            Shape.from_array("w", "B N T S", weights, "weights of cross-attention"),
+            Shape("memory", "B S D", memory.shape, "output of the encoder"),
+            Shape("x", "B T D", x.shape, "input of the decoder"),
+            Shape("q", "B T N H", operands.q.shape, "queries"),
+            Shape("k, v", "B S K H", operands.k.shape, "keys and values"),
+            Shape("w", "B N T S", weights.shape, "weights of cross-attention"),
         ),
         functions=(Seq2Seq, Attention),
         figures=[

@@ -14,8 +14,9 @@ from tformer_jax.data.characters import is_blank
 from tformer_jax.data.tokenizers import Tokenizer, token_texts
 from tformer_jax.inference.scores import Scored
 from tformer_jax.inference.watch import Watched
+from tformer_jax.lab.explain.figures import Curve, Heat, Lines, cell_texts
 from tformer_jax.lab.explain.search import BEAMS, BY_ALPHA, STEPS, by_alpha
-from tformer_jax.lab.explain.topic import MAX_TOKENS, Curve, Example, Heat, Lines, Topic, cell_texts
+from tformer_jax.lab.explain.topic import MAX_TOKENS, Example, Topic
 from tformer_jax.report.attention import SIDES, TITLES, norms, visible
 from tformer_jax.report.run import load_all
 
@@ -38,12 +39,7 @@ class TrainedFigures:
 
     def add(self, topics: Mapping[str, Topic]) -> dict[str, Topic]:
         """Returns topics by name, with the figures of the run before the figures of random weights."""
-        own = {
-            "heads": self._heads,
-            "placement": self._residuals,
-            "encoder-decoder": self._cross,
-            "beams": self._beams,
-        }
+        own = {"heads": self._heads, "placement": self._residuals, "encoder-decoder": self._cross, "beams": self._beams}
         return {
             name: dataclasses.replace(topic, figures=[*own[name](), *topic.figures]) if name in own else topic
             for name, topic in topics.items()
