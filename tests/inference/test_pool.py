@@ -57,7 +57,7 @@ def test_rows_by_hand(decode, count, outputs_of_row, max_rows):
     cfg, *parts = plain("decoder_lm")
     cfg = dataclasses.replace(cfg, decode=decode, eval=EvalConfig(batch_size=64))
     decoder = outputs.RowDecoder(cfg, *parts, TOKENIZERS)
-    assert decoder._engine([len(PROMPTS[0])], count, outputs_of_row, 0.0)._max_rows == max_rows
+    assert decoder._engine([len(PROMPTS[0])], count, outputs_of_row, 0.0).max_rows == max_rows
 
 
 @pytest.mark.slow

@@ -85,10 +85,10 @@ def test_disconnecting_while_pending_never_starts_the_request():
 
 
 def at_once(server, count: int, prompt: str) -> list:
-    """Returns the responses to `count` requests, none of which is served before all have arrived."""
+    """Returns the responses to `count` requests; the engine continues after all of them were accepted or refused."""
     server.engine.gate.clear()
     asked = [server.background(COMPLETE, prompt=prompt) for _ in range(count)]
-    until(lambda: len(server.worker.jobs) == count)
+    until(lambda: len(server.worker.jobs) + sum(map(len, (actual for _, actual in asked))) == count)
     server.engine.gate.set()
     for thread, _ in asked:
         thread.join()
@@ -103,6 +103,20 @@ def test_a_full_queue_refuses_and_later_accepts():
         assert all(answer.headers["retry-after"] == "1" for answer in refused)
         assert refused[0].json()["error"]["type"] == "rate_limit_error"
         assert all(answer.status_code == 200 for answer in answers if answer not in refused)
+        assert server.post(COMPLETE, prompt="ab").status_code == 200
+
+
+def test_a_full_queue_refuses_during_a_step_of_the_engine():
+    """A step that compiles may take minutes."""
+    with live(max_rows=2, queue=1) as server:
+        server.engine.gate.clear()
+        asked = [server.background(COMPLETE, prompt="abc", n=2) for _ in range(3)]
+        until(lambda: len(server.worker.jobs) == 3)
+        assert server.post(COMPLETE, prompt="ab").json()["error"]["code"] == "queue_full"
+        assert server.client.get("/health").status_code == 200
+        server.engine.gate.set()
+        for thread, _ in asked:
+            thread.join()
         assert server.post(COMPLETE, prompt="ab").status_code == 200
 
 

@@ -47,6 +47,21 @@ class Job:
         """Number of tokens so far, by request and sample; used only by the engine thread."""
         self.dropped = False
         """Whether nobody waits for results."""
+        self._left = [request.num_outputs for request in requests]
+        """Number of outputs of each request that are not finished."""
+
+    @property
+    def unfinished(self) -> int:
+        """Number of requests with outputs that are not finished."""
+        return sum(left > 0 for left in self._left)
+
+    def put(self, item: Any) -> None:
+        """Adds a result; used only on the event loop."""
+        if isinstance(item, RequestError):
+            self._left = []
+        elif isinstance(item, Event) and item.finish and self._left:
+            self._left[item.request] -= 1
+        self.items.put_nowait(item)
 
     async def events(self) -> AsyncIterator[Event]:
         """Yields events until every output is finished; their `request` is an index into the requests of this job.
@@ -111,10 +126,12 @@ class Worker:
         """Submits requests on entry, and cancels them on exit.
 
         Raises:
-            RequestError: the server is stopping.
+            RequestError: the server is stopping, or the queue is full whatever the current step of the engine does.
         """
         if self.stopping:
             raise stopping_error()
+        if requests and sum(job.unfinished for job in self.jobs) + len(requests) > self._limit + self._running:
+            raise queue_full_error(self._limit)
         job = Job(requests)
         self.jobs.add(job)
         self._inbox.put(functools.partial(self._arrive, job))
@@ -143,7 +160,12 @@ class Worker:
     def stop_jobs(self) -> None:
         """Rejects all open jobs."""
         for job in self.jobs:
-            job.items.put_nowait(stopping_error())
+            job.put(stopping_error())
+
+    @property
+    def _running(self) -> int:
+        """Number of requests that need not wait, in an engine."""
+        return 0
 
     def _run(self) -> None:
         while not self._ended:
@@ -194,6 +216,10 @@ class EngineThread(Worker):
         self._arrived: list[Job] = []
         self._accepted: dict[int, tuple[Job, int]] = {}
         self._tokens = 0
+
+    @property
+    def _running(self) -> int:
+        return max(self._engine.max_rows, self.load.running)
 
     def _run_once(self) -> None:
         for command in self._commands():
@@ -310,4 +336,4 @@ def stopping_error() -> RequestError:
 
 def _put(items: list[tuple[Job, Any]]) -> None:
     for job, item in items:
-        job.items.put_nowait(item)
+        job.put(item)

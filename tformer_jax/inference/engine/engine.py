@@ -101,7 +101,7 @@ class Engine:
         self._languages = Languages(cfg.data, tokenizers)
         self._finish = Finisher(*shown, tokenizers, min(max_rows, cfg.eval.batch_size), cfg.data.transforms)
         self._unfinished: dict[tuple[int, int], Unfinished] = {}
-        self._max_rows, self._pages, self._grows = max_rows, pages, grows
+        self.max_rows, self._pages, self._grows = max_rows, pages, grows
         self._lanes: dict[Kind, Lane] = {}
         self._kind_without_prefix = functools.lru_cache(MAX_CACHED)(self._make_kind)
         self._first_tokens = functools.lru_cache(MAX_CACHED)(self._make_first_tokens)
@@ -177,8 +177,8 @@ class Engine:
     def _check(self, request: Request) -> None:
         """Raises `UserError` if the engine cannot give this number of outputs, or the model cannot read the ids."""
         cfg, beams = self._cfg.model, request.decode.strategy == "beam"
-        if request.num_outputs > (request.decode.beams if beams else self._max_rows):
-            limit = f"decode.beams={request.decode.beams}" if beams else f"--max-rows {self._max_rows}"
+        if request.num_outputs > (request.decode.beams if beams else self.max_rows):
+            limit = f"decode.beams={request.decode.beams}" if beams else f"--max-rows {self.max_rows}"
             raise UserError(f"{request.num_outputs} outputs are more than {limit}")
         most = cfg.max_length if cfg.model_class.reads_source else cfg.max_length - 1
         if not 0 < len(request.ids) <= most:
@@ -212,7 +212,7 @@ class Engine:
 
     def _front(self, kind: Kind) -> list[_QueuedRequest]:
         """Returns the first pending requests of a kind, at most as many as a lane has rows."""
-        return list(itertools.islice(self._queues.get(kind, ()), self._max_rows))
+        return list(itertools.islice(self._queues.get(kind, ()), self.max_rows))
 
     def _pages_needed(self, request: _QueuedRequest) -> int:
         """Returns the maximum number of free pages that a request takes."""
@@ -296,7 +296,7 @@ class Engine:
             return limit
         tokens = self._pages * PAGE_SIZE
         expected = expected_tokens(self._cfg.model, decode, prompt) * decode.width
-        share = min(max(tokens // self._max_rows, prompt + expected), tokens)
+        share = min(max(tokens // self.max_rows, prompt + expected), tokens)
         return min(limit, max((share - prompt) // decode.width, 1))
 
     def _stream(self, request: Request) -> TextStream | TextBuffer:
@@ -345,8 +345,8 @@ class Engine:
     def _plan(self, kind: Kind) -> Plan:
         """Returns the plan of a lane of this kind."""
         paged = self._pages is not None or not self._cfg.model.model_class.reads_source
-        plan = Plan(self._model, *kind, rows=self._max_rows, pages=0, page_size=PAGE_SIZE, paged=paged)
-        pages = self._pages or self._max_rows * plan.pages_per_row
+        plan = Plan(self._model, *kind, rows=self.max_rows, pages=0, page_size=PAGE_SIZE, paged=paged)
+        pages = self._pages or self.max_rows * plan.pages_per_row
         return dataclasses.replace(plan, pages=pages + 1)
 
     def _advance(self, kind: Kind, lane: Lane, seconds: float) -> list[Event]:
