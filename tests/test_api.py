@@ -189,6 +189,10 @@ CHAT = tj.Chat.read([{"role": "user", "content": "a"}])
             "text 1: decode.prefix='abc' has 3 tokens, but only 1 fit after the prompt: shorten one",
         ),
         ("decoder_lm", lambda run: run.generate(["a"], seed=-1), "seed=-1: must be an integer from 0 to 4294967295"),
+        ("classifier", lambda run: run.embed(["a"], normalize="no"), "normalize is a str: pass True, False or None"),
+        ("seq2seq", lambda run: run.translate(["a"], to=5), "to is an int: pass a language for all texts, or a list"),
+        ("seq2seq", lambda run: run.translate(["a"], to=[5]), "a language of to is an int: pass a code or an English"),
+        ("decoder_lm", lambda run: run.chat(5), "conversations is an int: pass a list of conversations, which are"),
         ("classifier", lambda run: run.embed(["a"], pooling="sum"), "pooling='sum': must be one of mean, first, last"),
         ("decoder_lm", lambda run: run.logits(["a" * 17]), "text 1 has 17 tokens, but the model takes at most 16"),
     ],
@@ -196,6 +200,22 @@ CHAT = tj.Chat.read([{"role": "user", "content": "a"}])
 def test_mistakes(runs, family, call, problem):
     with pytest.raises(UserError, match=problem):
         call(runs[family])
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"mesh": 5}, "mesh is an int: pass a text such as 'data=2,tensor=4', or None"),
+        ({"step": "20"}, "step='20': must be the number of a step, such as 100, or None"),
+        ({"step": True}, "step=True: must be the number of a step"),
+        ({"step": 20.0}, "step=20.0: must be the number of a step"),
+        ({"ensemble": 5}, "ensemble is an int: pass a list of run folders"),
+        ({"ensemble": "runs/a"}, r"ensemble='runs/a': must be a list of run folders: write \['runs/a'\]"),
+    ],
+)
+def test_arguments_of_load_that_have_another_type(tmp_path, given, problem):
+    with pytest.raises(UserError, match=problem):
+        tj.load(tmp_path, **given)
 
 
 def test_a_mean_is_that_of_an_ensemble(tmp_path):

@@ -9,7 +9,6 @@ run.translate(["in 3 weeks", "3:33 PM"], beams=4)
 import dataclasses
 import functools
 import html
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +29,7 @@ from tformer_jax.inference.arguments import (
     LanguageNames,
     chat_requests,
     check_examples,
+    check_loaded,
     check_texts,
     example_parts,
     make_requests,
@@ -82,12 +82,7 @@ def load(
         UserError: `path` is not a run folder, holds no parameters or no checkpoint of `step`, or the mesh, the
             quantization or a run of the ensemble does not fit the model.
     """
-    if mean is not None and mean not in MEANS:
-        raise UserError(f"mean={mean!r}: must be {' or '.join(map(repr, MEANS))}")
-    if isinstance(ensemble, str | os.PathLike):
-        raise UserError(f"ensemble={str(ensemble)!r}: must be a list of run folders: write [{str(ensemble)!r}]")
-    if mean is not None and not ensemble:
-        raise UserError(f"mean={mean!r}: is for an ensemble: pass ensemble=[...], or leave it out")
+    check_loaded(mesh, step, ensemble, mean)
     if mesh is None:
         trained = load_trained(as_path(path), None, step=step)
     else:

@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import typing
 from collections.abc import Callable, Collection, Sequence
+from types import UnionType
 from typing import Any
 
 from tformer_jax.base.errors import UserError
@@ -21,7 +22,7 @@ def type_with_article(value: object) -> str:
     return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
 
-def check_type(name: str, value: object, expected: type | tuple[type, ...], instead: str) -> None:
+def check_type(name: str, value: object, expected: type | tuple[type, ...] | UnionType, instead: str) -> None:
     """Raises `UserError` if the argument `name` has another type than `expected`; `instead` says what to pass."""
     if not isinstance(value, expected):
         raise UserError(f"{name} is {type_with_article(value)}: pass {instead}")

@@ -1,6 +1,7 @@
 """Texts, requests and examples that a caller of the Python interface gives, checked."""
 
 import itertools
+import os
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -9,12 +10,27 @@ import numpy as np
 
 from tformer_jax.base.checks import check_type
 from tformer_jax.base.errors import UserError
+from tformer_jax.config.layers import MEANS
 from tformer_jax.data.chat.messages import Chat
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, is_unicode
 from tformer_jax.inference.requests import Request
 
 LanguageNames = str | Sequence[str | None] | None
 """A language for all texts, or one for each; None: it is not given."""
+
+
+def check_loaded(mesh: Any, step: Any, ensemble: Any, mean: Any) -> None:
+    """Raises `UserError` if an argument of `api.load` has another type, or `mean` has no effect."""
+    check_type("mesh", mesh, str | None, "a text such as 'data=2,tensor=4', or None")
+    if isinstance(step, bool) or not isinstance(step, int | np.integer | None):
+        raise UserError(f"step={step!r}: must be the number of a step, such as 100, or None")
+    if isinstance(ensemble, str | os.PathLike):
+        raise UserError(f"ensemble={str(ensemble)!r}: must be a list of run folders: write [{str(ensemble)!r}]")
+    check_type("ensemble", ensemble, Sequence, "a list of run folders")
+    if mean is not None and mean not in MEANS:
+        raise UserError(f"mean={mean!r}: must be {' or '.join(map(repr, MEANS))}")
+    if mean is not None and not ensemble:
+        raise UserError(f"mean={mean!r}: is for an ensemble: pass ensemble=[...], or leave it out")
 
 
 def check_texts(texts: Iterable[Any]) -> list[str]:
@@ -56,7 +72,10 @@ def make_requests(
 
 def _repeat(name: str, value: LanguageNames, count: int) -> Sequence[str | None]:
     """Returns a language for each of `count` texts."""
+    check_type(name, value, Iterable | None, "a language for all texts, or a list with one for each")
     languages = [value] * count if value is None or isinstance(value, str) else list(value)
+    for language in languages:
+        check_type(f"a language of {name}", language, str | None, "a code or an English name")
     if len(languages) != count:
         raise UserError(f"{name} has {len(languages)} languages for {count} texts: name one for each, or one for all")
     return languages
@@ -83,6 +102,7 @@ def chat_requests(conversations: Iterable[Any]) -> list[Request]:
         UserError: `conversations` is a single conversation, or one of them is no conversation.
     """
     requests = []
+    check_type("conversations", conversations, Iterable, "a list of conversations, which are lists of messages")
     for number, messages in enumerate(conversations, start=1):
         if isinstance(messages, Mapping):
             raise UserError("is a single conversation: write a list of conversations, which are lists of messages")

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from tformer_jax.base.checks import check_type
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config
 from tformer_jax.config.kinds import EMBEDDING_POOLINGS, POOLINGS
@@ -50,6 +51,7 @@ class Embedder(TextProcessor[str, list[int], np.ndarray]):
         self.pooling = cfg.embed.pooling if pooling is None else pooling
         if self.pooling not in EMBEDDING_POOLINGS:
             raise UserError(f"pooling={pooling!r}: must be one of {', '.join(EMBEDDING_POOLINGS)}")
+        check_type("normalize", normalize, bool | None, "True, False or None")
         self.normalize = cfg.embed.normalize if normalize is None else normalize
         self.prompt = cfg.embed.prompt if prompt is None else prompt
         self._before = cfg.embed.prompt_text(self.prompt)
