@@ -341,6 +341,7 @@ def test_functions_that_do_not_fit_are_refused(tmp_path):
         (config(), {"metrics": {"mine:to-en": equal_lengths}}, "metrics.'mine:to-en'.: .* has a colon"),
         (config(), {"metrics": {1: equal_lengths}}, "metrics must be functions"),
         (config(), {"callbacks": equal_lengths}, "callbacks must be a list"),
+        (config(), {"data_root": 5}, "data_root is an int: pass the path of the data folder"),
         (
             config(),
             {"optimizer": optax.chain(optax.adam(0.1), optax.contrib.reduce_on_plateau())},

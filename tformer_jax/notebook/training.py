@@ -12,6 +12,7 @@ from typing import Any
 import optax
 
 from tformer_jax import api
+from tformer_jax.base.checks import check_type
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import as_path, home_expanded
 from tformer_jax.config import Config, OptimConfig, kinds
@@ -60,6 +61,7 @@ def train(
         KeyboardInterrupt: SIGINT or SIGTERM has stopped the run, with a checkpoint.
     """
     check_config(cfg)
+    check_type("data_root", data_root, str | Path | None, "the path of the data folder")
     given = None
     if data is not None:
         cfg = with_python_data(cfg)
