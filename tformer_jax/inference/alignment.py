@@ -18,6 +18,7 @@ from tformer_jax.data.tokenizers.language_tags import languages_of
 from tformer_jax.data.tokenizers.tokens import token_ranges
 from tformer_jax.data.word_links import Links, Reference, error_rate, word_ranges, word_spans
 from tformer_jax.inference.batching import compute_rows
+from tformer_jax.inference.encoding import shared_length
 from tformer_jax.inference.requests import as_request
 from tformer_jax.inference.watch import Watched, watch
 from tformer_jax.models import registry
@@ -71,16 +72,11 @@ def written_ranges(text: str, beginnings: Sequence[str], spans: Sequence[tuple[i
         beginnings: the texts of the first 1, ..., T - 1 of T tokens; only the characters that a text shares with the
             output are counted.
     """
-    lengths = [_shared_length(text, part) for part in beginnings]
+    lengths = [shared_length(text, part) for part in beginnings]
     ends = [*np.maximum.accumulate([0, *lengths]).tolist(), len(text)]
     places = range(len(ends) - 1)
     inside = [[n for n in places if ends[n] < stop and start < ends[n + 1]] for start, stop in spans]
     return [range(part[0], part[-1] + 1) for part in inside]
-
-
-def _shared_length(text: str, other: str) -> int:
-    """Returns the number of characters with which both texts begin."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False)))
 
 
 def word_links(weights: np.ndarray, source: Sequence[range], target: Sequence[range]) -> Links:

@@ -11,8 +11,6 @@ from tformer_jax.data.tokenizers.tokens import document_end
 
 ON_LONG = ("stop", "truncate", "skip")
 """What can be done with a text that is too long for the model."""
-
-
 NO_START = "the model has no token that starts a text"
 """Why a language model cannot start from an empty prompt."""
 
@@ -96,13 +94,6 @@ def encode_with_masks(tokenizer: Tokenizer, text: str) -> list[int]:
     return first + [token for part in others for token in (mask, *part)]
 
 
-def check_length(ids: list[int], limit: int, name: str) -> list[int]:
-    """Returns the token ids of a text, which errors call `name`; raises `UserError` for more than `limit`."""
-    if len(ids) > limit:
-        raise UserError(too_long(name, len(ids), limit))
-    return ids
-
-
 def no_tokens(name: str, text: Any, reason: str = "") -> str:
     """Returns the error of a text, or list of token ids, without tokens; tokenizers may drop unknown characters."""
     if text:
@@ -165,8 +156,12 @@ def prompt_length(tokenizer: Tokenizer, example: Sequence[str], text: Sequence[i
     """
     if len(example) == 1:
         return 0
-    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(tokenizer.encode(example[0]), text, strict=False))
-    return len(tokenizer.special.before) + sum(1 for _ in alike)
+    return len(tokenizer.special.before) + shared_length(tokenizer.encode(example[0]), text)
+
+
+def shared_length(first: Sequence[Any], second: Sequence[Any]) -> int:
+    """Returns the number of characters or tokens with which both sequences begin."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def too_long(name: str, tokens: int, limit: int) -> str:
@@ -181,8 +176,9 @@ def text_inputs(model: ModelConfig, tokenizer: Tokenizer, number: int, example: 
     0 for a text.
     """
     encode = encode_with_masks if model.model_class.fills_masks else Tokenizer.encode
-    limit, name = model.max_length - tokenizer.special.added_to_text, f"text {number + 1}"
-    text = check_length(encode(tokenizer, "".join(example)), limit, name)
+    limit, text = model.max_length - tokenizer.special.added_to_text, encode(tokenizer, "".join(example))
+    if len(text) > limit:
+        raise UserError(too_long(f"text {number + 1}", len(text), limit))
     ids = tokenizer.special.wrap_text(text)
     if not model.prefix_lm:
         return {"tokens": ids}

@@ -30,7 +30,7 @@ _LATENTS = {
 _BIAS = "mlp.gate.e_score_correction_bias"
 
 
-def _settings(hf: Settings) -> Settings:
+def _settings(hf: Settings, *, rotates_pairs: bool) -> Settings:
     require(hf, rms_norm_eps=LATENT_EPS, attention_bias=False, num_key_value_heads=hf["num_attention_heads"])
     require(hf, moe_layer_freq=1, mlp_bias=False)
     size, rope, dense = hf["qk_nope_head_dim"], rope_fields(hf), hf["first_k_dense_replace"]
@@ -38,9 +38,11 @@ def _settings(hf: Settings) -> Settings:
     check(hf["n_shared_experts"] > 0, "n_shared_experts must be at least 1")
     check(dense < hf["num_hidden_layers"], f"first_k_dense_replace={dense} leaves no layer with experts")
     moe = {ours: hf[theirs] for theirs, ours in _FIELDS.items()}
-    moe |= {"shared_dim": hf["n_shared_experts"] * hf["moe_intermediate_size"], **_groups(hf)}
+    moe |= {name: 1 for name in ("groups", "groups_per_token") if moe[name] is None}
+    moe["shared_dim"] = hf["n_shared_experts"] * hf["moe_intermediate_size"]
     moe["router_factor"] = float(moe["router_factor"])
     base = llama.settings(hf)
+    base["rotary"] |= {"pairing": "interleaved"} if rotates_pairs else {}
     del base["attention_bias"], base["num_kv_heads"]
     settings = base | {
         "head_dim": size,
@@ -57,32 +59,21 @@ def _settings(hf: Settings) -> Settings:
     return settings
 
 
-def _groups(hf: Settings) -> Settings:
-    """Returns our settings of the groups of experts; null means one group of all."""
-    numbers = {"groups": hf["n_group"], "groups_per_token": hf["topk_group"]}
-    return {name: 1 if number is None else number for name, number in numbers.items()}
-
-
 def _v2_settings(hf: Settings) -> Settings:
     """Returns our settings; `topk_method` says whether groups matter, and weights are never normalized."""
     require(hf, scoring_func="softmax", norm_topk_prob=False)
-    method, settings = hf["topk_method"], _settings(hf)
+    method, settings = hf["topk_method"], _settings(hf, rotates_pairs=True)
     check(method in ("greedy", "group_limited_greedy"), f"topk_method={method!r} is not supported")
     groups = {"groups": 1, "groups_per_token": 1} if method == "greedy" else {}
     settings["moe"] |= groups | {"balance_loss": float(hf["aux_loss_alpha"])}
-    return _interleaved(settings, rotates_pairs=True)
+    return settings
 
 
 def _v3_settings(hf: Settings) -> Settings:
     require(hf, scoring_func="sigmoid", topk_method="noaux_tc")
-    settings = _settings(hf)
+    settings = _settings(hf, rotates_pairs=hf["rope_interleave"])
     settings["moe"] |= {"router_scores": "sigmoid", "router_bias": "choice", "group_top": 2, "balance_loss": 0.0}
-    return _interleaved(settings, rotates_pairs=hf["rope_interleave"])
-
-
-def _interleaved(settings: Settings, *, rotates_pairs: bool) -> Settings:
-    pairing = {"pairing": "interleaved"} if rotates_pairs else {}
-    return settings | {"rotary": settings["rotary"] | pairing}
+    return settings
 
 
 def _config(cfg: ModelConfig) -> Settings:
@@ -126,11 +117,8 @@ def _fused(cfg: ModelConfig) -> Fusions:
 
 def _rules(cfg: ModelConfig) -> tuple[Rule, ...]:
     query = "q_b_proj" if cfg.mla.query_latent_dim else "q_proj"
-    names = {
-        "query": query,
-        "query_latent": "q_a_proj",
-        **{name: name for name in ("latent", "rotated", "key", "value")},
-    }
+    same = {name: name for name in ("latent", "rotated", "key", "value")}
+    names = {"query": query, "query_latent": "q_a_proj", **same}
     attention = (
         *(part for ours, theirs in names.items() for part in parts(ours, theirs, AFFINE)),
         *parts("latent_norm", "kv_a_layernorm", NORM),

@@ -34,36 +34,33 @@ def _t5_attention(ours: str, theirs: str) -> tuple[Part, ...]:
     return attention_parts(ours, (f"{theirs}.{name}" for name in "qkvo"))
 
 
-def _t5_ffn(number: int) -> tuple[Part, ...]:
-    """Returns the parts of T5's FFNs, `wi_0` of gated ones included, except `wi` (plain) or `wi_1` (gated)."""
+def _t5_ffn(number: int, expand: str) -> tuple[Part, ...]:
+    """Returns the parts of T5's FFNs, given their name of the projection that all have, `wi` (plain) or `wi_1`."""
     dense = f"layer.{number}.DenseReluDense"
     return (
         ("ffn/gate/kernel", f"{dense}.wi_0.weight", kernel()),
+        ("ffn/expand/kernel", f"{dense}.{expand}.weight", kernel()),
         ("ffn/contract/kernel", f"{dense}.wo.weight", kernel()),
         ("ffn_residual/norm/scale", f"layer.{number}.layer_norm.weight", SAME),
     )
 
 
+_T5_BIAS = "SelfAttention.relative_attention_bias.weight"
 _T5_SELF = (
     *_t5_attention("self_attention", "layer.0.SelfAttention"),
     ("self_attention_residual/norm/scale", "layer.0.layer_norm.weight", SAME),
+    ("attention_positions/embedding", f"layer.0.{_T5_BIAS}", SAME),
 )
 _T5_CROSS = (
     *_t5_attention("cross_attention", "layer.1.EncDecAttention"),
     ("cross_attention_residual/norm/scale", "layer.1.layer_norm.weight", SAME),
 )
-_T5_BIAS = "SelfAttention.relative_attention_bias.weight"
-_T5_OWN_BIAS: tuple[Part, ...] = (("attention_positions/embedding", f"layer.0.{_T5_BIAS}", SAME),)
 _T5_UNUSED = (r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",)
 """Published checkpoints have it, and no model reads it: cross-attention has no positions."""
 
 
 def _t5_rules(cfg: ModelConfig) -> tuple[Rule, ...]:
     expand = "wi_1" if cfg.ffn == "gated" else "wi"
-
-    def hidden(number: int) -> Part:
-        return ("ffn/expand/kernel", f"layer.{number}.DenseReluDense.{expand}.weight", kernel())
-
     return (
         Rule("target_embedding/embedding", "shared.weight"),
         Rule("head/kernel", "lm_head.weight", kernel()),
@@ -73,10 +70,8 @@ def _t5_rules(cfg: ModelConfig) -> tuple[Rule, ...]:
             Rule(f"{s}/attention_positions/embedding", f"{s}.block.0.layer.0.{_T5_BIAS}")
             for s in ("encoder", "decoder")
         ),
-        *rules_below("encoder/layers_{i}/", "encoder.block.{i}.", (*_T5_SELF, *_T5_OWN_BIAS, *_t5_ffn(1), hidden(1))),
-        *rules_below(
-            "decoder/layers_{i}/", "decoder.block.{i}.", (*_T5_SELF, *_T5_OWN_BIAS, *_T5_CROSS, *_t5_ffn(2), hidden(2))
-        ),
+        *rules_below("encoder/layers_{i}/", "encoder.block.{i}.", (*_T5_SELF, *_t5_ffn(1, expand))),
+        *rules_below("decoder/layers_{i}/", "decoder.block.{i}.", (*_T5_SELF, *_T5_CROSS, *_t5_ffn(2, expand))),
     )
 
 
@@ -84,11 +79,8 @@ def _t5_feed_forward(hf: Settings) -> tuple[bool, str]:
     """Returns whether FFNs are gated, and their activation: `feed_forward_proj`, unless another field has it."""
     gate, _, kind = hf["feed_forward_proj"].rpartition("-")
     check(gate in ("", "gated"), f"feed_forward_proj={hf['feed_forward_proj']!r} is not supported")
-    gated, activation = bool(gate), "gelu_new" if gate and kind == "gelu" else kind
-    own = {"is_gated_act": hf.get("is_gated_act"), "dense_act_fn": hf.get("dense_act_fn")}
-    if own["is_gated_act"] is not None:
-        gated = own["is_gated_act"]
-    return gated, own["dense_act_fn"] or activation
+    gated, activation = hf.get("is_gated_act"), "gelu_new" if gate and kind == "gelu" else kind
+    return bool(gate) if gated is None else gated, hf.get("dense_act_fn") or activation
 
 
 _T5_FIELDS = {
@@ -182,8 +174,6 @@ _FINAL_NORMS = (
     *rules_below("encoder/norm/", "model.encoder.layer_norm.", NORM),
     *rules_below("decoder/norm/", "model.decoder.layer_norm.", NORM),
 )
-
-
 _MARIAN_FIELDS = {
     "vocab_size": "vocab_size",
     "max_position_embeddings": "max_length",

@@ -1,15 +1,17 @@
 """Reads the files of a checkpoint folder: JSON, and arrays in safetensors files or PyTorch's state dicts."""
 
+import collections
 import functools
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from tformer_jax.base.checks import import_extra
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.json_files import read_json
 
@@ -76,7 +78,7 @@ Opener = Callable[[Path], dict[str, Callable[[], Any]]]
 """Returns functions that read the arrays of a file, by their names."""
 
 
-class StoredArrays(MutableMapping[str, Any]):
+class StoredArrays(collections.UserDict[str, Any]):
     """Arrays by name; each access reads the array from its file again, so that memory holds only what the caller keeps.
 
     Args:
@@ -84,25 +86,14 @@ class StoredArrays(MutableMapping[str, Any]):
     """
 
     def __init__(self, readers: dict[str, Callable[[], Any]]):
-        self._readers = readers
+        super().__init__()
+        self.data = readers
 
     def __getitem__(self, name: str) -> Any:
-        return self._readers[name]()
+        return self.data[name]()
 
     def __setitem__(self, name: str, array: Any) -> None:
-        self._readers[name] = lambda: array
-
-    def __delitem__(self, name: str) -> None:
-        del self._readers[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._readers
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._readers)
-
-    def __len__(self) -> int:
-        return len(self._readers)
+        self.data[name] = lambda: array
 
     def matrix_shape(self, name: str) -> tuple[int, ...]:
         """Returns the shape of a matrix.
@@ -123,11 +114,11 @@ class StoredArrays(MutableMapping[str, Any]):
 
     def renamed(self, names: dict[str, str]) -> "StoredArrays":
         """Renames the arrays; `names` maps the present names to new ones."""
-        return StoredArrays({names[name]: reader for name, reader in self._readers.items()})
+        return StoredArrays({names[name]: reader for name, reader in self.data.items()})
 
     def replaced(self, names: Collection[str], readers: dict[str, Callable[[], Any]]) -> "StoredArrays":
         """Removes the arrays `names` and adds arrays that the functions `readers` read."""
-        return StoredArrays({name: reader for name, reader in self._readers.items() if name not in names} | readers)
+        return StoredArrays({name: reader for name, reader in self.data.items() if name not in names} | readers)
 
 
 def read_arrays(folder: Path) -> StoredArrays:
@@ -150,7 +141,10 @@ def read_arrays(folder: Path) -> StoredArrays:
         return _read_shards(folder, STATE_INDEX, _open_state)
     if files := sorted(path for path in folder.glob("*.safetensors") if path.name != ADAPTER_ARRAYS):
         return StoredArrays(_open_all(files, _open))
-    raise UserError(f"{folder} has no .safetensors file of a model; {_hint_without_safetensors(folder)}")
+    hint = "checkpoints in other formats are not read"
+    if names := sorted(path.name for pattern in PICKLES for path in folder.glob(pattern)):
+        hint = f"{names[0]} is a pickle, which may run code and is not read: save it as safetensors"
+    raise UserError(f"{folder} has no .safetensors file of a model; {hint}")
 
 
 def read_adapter(folder: Path) -> StoredArrays:
@@ -195,10 +189,7 @@ def _open_all(files: Sequence[Path], opener: Opener) -> dict[str, Callable[[], A
 
 def _open(file: Path) -> dict[str, Callable[[], Any]]:
     """Returns functions that map the arrays of a file, whose header and size are checked."""
-    try:
-        from safetensors import safe_open
-    except ImportError as error:
-        raise UserError('reading checkpoints needs safetensors: pip install -e ".[interop]"') from error
+    safe_open = import_extra("reading checkpoints", "safetensors", "interop").safe_open
     try:
         with safe_open(file, framework="numpy"), file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
@@ -244,11 +235,3 @@ DTYPES = {"BOOL": "bool", "BF16": ml_dtypes.bfloat16}
 DTYPES |= {f"{kind[0].upper()}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 DTYPES |= {f"F{bits}": f"float{bits}" for bits in (16, 32, 64)}
 """Types of numbers by their names in safetensors files, which store them little-endian."""
-
-
-def _hint_without_safetensors(folder: Path) -> str:
-    """Returns what a folder without safetensors files has instead, to end a message with."""
-    names = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
-    if not names:
-        return "checkpoints in other formats are not read"
-    return f"{names[0]} is a pickle, which may run code and is not read: save it as safetensors"

@@ -58,7 +58,7 @@ def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
         masks = conversions.convert_projections(masks, cfg.model, "separate")
         optimizer = _on_separate_projections(core(jax.tree.map(np.any, masks), split), cfg.model)
     if cfg.model.width_factor != 1:
-        optimizer = _scaled_but_decay(optimizer, width_factors(cfg, shapes))
+        optimizer = _scaled(optimizer, width_factors(cfg, shapes), but_decay=True)
     if optim.adaptive_clip:
         clip = _adaptive_clip(optim.adaptive_clip, shapes if separate is None else separate)
         clip = clip if separate is None else _on_separate_projections(clip, cfg.model)
@@ -103,10 +103,8 @@ def decay_mask(optim: OptimConfig, names: Any) -> Any:
         match_globs(optim, "decayed", glob, leaves)
     mask = jax.tree.map(lambda name: any(fnmatch.fnmatch(name, glob) for glob in optim.decayed), names)
     if optim.weight_decay and not any(map(operator.and_, jax.tree.leaves(mask), jax.tree.leaves(trained))):
-        raise optim.error(
-            "weight_decay",
-            f"optim.decayed={optim.decayed} matches no trainable parameter, such as {leaves[0]!r}; write 0",
-        )
+        problem = f"optim.decayed={optim.decayed} matches no trainable parameter, such as {leaves[0]!r}"
+        raise optim.error("weight_decay", f"{problem}; write 0")
     return mask
 
 
@@ -131,8 +129,8 @@ def width_factors(cfg: Config, shapes: Any) -> Any:
     """Returns muP's learning-rate factor of each parameter (Tensor Programs V, 2022, table 8).
 
     With m = D / `model.base_dim`, matrices between hidden layers have the power of m that the optimizer declares as
-    `width_power`. Embeddings, output heads, biases and norms have 1. The
-    product of weight decay and learning rate does not depend on the width, as in the authors' implementation.
+    `width_power`. Embeddings, output heads, biases and norms have 1. The product of weight decay and learning rate does
+    not depend on the width, as in the authors' implementation.
     """
     factor = cfg.model.width_factor ** _kind(cfg.optim).width_power
     return jax.tree.map(lambda box: factor if matrix_axes(box.names) else 1.0, shapes, is_leaf=is_axis_metadata)
@@ -209,8 +207,10 @@ def _adaptive_clip(bound: float, shapes: Any) -> optax.GradientTransformation:
 def _factors(optim: OptimConfig, names: Any) -> Any:
     """Returns the learning-rate factor of each parameter."""
     entries = [entry.rpartition("=") for entry in optim.learning_rate_factors]
+    leaves = jax.tree.leaves(names)
     for glob, _, _ in entries:
-        match_globs(optim, "learning_rate_factors", glob, _with_kernels(jax.tree.leaves(names)))
+        every = [*dict.fromkeys([*leaves, *map(lora.kernel_name, leaves)])]
+        match_globs(optim, "learning_rate_factors", glob, every)
 
     def factor(name: str) -> float:
         own = {name, lora.kernel_name(name)}
@@ -220,11 +220,6 @@ def _factors(optim: OptimConfig, names: Any) -> Any:
     if not any(jax.tree.leaves(factors)):
         raise optim.error("learning_rate_factors", "freezes all parameters; leave out the globs of parameters to train")
     return factors
-
-
-def _with_kernels(names: list[str]) -> list[str]:
-    """Returns the names, and the kernel names of LoRA's factors."""
-    return list(dict.fromkeys([*names, *map(lora.kernel_name, names)]))
 
 
 def _without_state(transformations: list[optax.GradientTransformation]) -> optax.GradientTransformation:
@@ -238,24 +233,14 @@ def _without_state(transformations: list[optax.GradientTransformation]) -> optax
     return optax.stateless(update)
 
 
-def _scaled(optimizer: optax.GradientTransformation, factors: Any) -> optax.GradientTransformation:
-    """Multiplies the updates by `factors`."""
+def _scaled(
+    optimizer: optax.GradientTransformation, factors: Any, *, but_decay: bool = False
+) -> optax.GradientTransformation:
+    """Multiplies the updates by `factors`; with `but_decay` not the weight decay, the only use of the parameters."""
 
     def update(grads: Any, opt_state: optax.OptState, params: Any) -> tuple[Any, optax.OptState]:
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return jax.tree.map(jnp.multiply, updates, factors), opt_state
-
-    return optax.GradientTransformation(optimizer.init, update)
-
-
-def _scaled_but_decay(optimizer: optax.GradientTransformation, factors: Any) -> optax.GradientTransformation:
-    """Multiplies the updates by `factors`, but not the weight decay.
-
-    The optimizer may read the parameters only for the weight decay.
-    """
-
-    def update(grads: Any, opt_state: optax.OptState, params: Any) -> tuple[Any, optax.OptState]:
-        updates, opt_state = optimizer.update(grads, opt_state, jax.tree.map(jnp.divide, params, factors))
+        read = jax.tree.map(jnp.divide, params, factors) if but_decay else params
+        updates, opt_state = optimizer.update(grads, opt_state, read)
         return jax.tree.map(jnp.multiply, updates, factors), opt_state
 
     return optax.GradientTransformation(optimizer.init, update)

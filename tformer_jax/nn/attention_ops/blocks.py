@@ -61,7 +61,7 @@ class Grid(NamedTuple):
 
 
 class Softmax(NamedTuple):
-    """Online softmax of each query over the keys so far, float32."""
+    """Online softmax of each query over the keys so far, float32; in `paged`, the axes K, G are N."""
 
     peak: jax.Array
     """[B, K, G, T]: the maximum score."""

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 
 from tformer_jax import axes
 from tformer_jax.nn import sharding
+from tformer_jax.nn.attention_ops.blocks import Softmax
 from tformer_jax.nn.attention_ops.core import Bias, Scoring
 from tformer_jax.nn.attention_ops.reference import MASKED_SCORE, block_bias, scores, weighted_sum
 from tformer_jax.nn.attention_ops.shards import LocalHeadsBias
@@ -39,18 +40,6 @@ class PagedOperands:
     bias: Bias | None
     scoring: Scoring = flax.struct.field(pytree_node=False)
     sinks: jax.Array | None = None
-
-
-@flax.struct.dataclass
-class PagedSoftmax:
-    """Online softmax of each query over the keys so far, float32."""
-
-    peak: jax.Array
-    """[B, N, T]: the maximum score."""
-    total: jax.Array
-    """[B, N, T]: the sum of `exp(score - peak)`."""
-    out: jax.Array
-    """[B, N, T, H]: the sum of `exp(score - peak) * value`."""
 
 
 @flax.struct.dataclass
@@ -130,10 +119,9 @@ def attend_pages(
 def _attend(x: PagedOperands) -> jax.Array:
     B, T, N, H = x.q.shape
     blocks = _blocks(x)
-    softmax = PagedSoftmax(jnp.full((B, N, T), MASKED_SCORE), jnp.zeros((B, N, T)), jnp.zeros((B, N, T, H)))
+    softmax = Softmax(jnp.full((B, N, T), MASKED_SCORE), jnp.zeros((B, N, T)), jnp.zeros((B, N, T, H)))
     if x.sinks is not None:
-        peak = jnp.broadcast_to(x.sinks[:, None], (B, N, T))
-        softmax = dataclasses.replace(softmax, peak=peak, total=jnp.ones((B, N, T)))
+        softmax = softmax._replace(peak=jnp.broadcast_to(x.sinks[:, None], (B, N, T)), total=jnp.ones((B, N, T)))
     softmax = jax.lax.fori_loop(0, blocks.groups, functools.partial(_add_group, x, blocks), softmax)
     out = softmax.out / jnp.where(softmax.total == 0, 1, softmax.total)[..., None]
     return jnp.swapaxes(out, 1, 2).astype(x.q.dtype)
@@ -162,7 +150,7 @@ def _blocks(x: PagedOperands) -> Blocks:
     )
 
 
-def _add_group(x: PagedOperands, blocks: Blocks, number: jax.Array, softmax: PagedSoftmax) -> PagedSoftmax:
+def _add_group(x: PagedOperands, blocks: Blocks, number: jax.Array, softmax: Softmax) -> Softmax:
     """Updates the online softmax with group `number` of `blocks.at_once` blocks."""
     owners, rows, columns = blocks.of_group(number)
     k, v = _read(x.pool, blocks.pages[rows, columns], str(x.q.dtype))
@@ -174,7 +162,7 @@ def _add_group(x: PagedOperands, blocks: Blocks, number: jax.Array, softmax: Pag
     peak = softmax.peak.at[owners].max(logits.max(axis=-1), mode="drop")
     weights = jnp.exp(logits - peak[rows][..., None])
     decay = jnp.exp(softmax.peak - peak)
-    return PagedSoftmax(
+    return Softmax(
         peak,
         (softmax.total * decay).at[owners].add(weights.sum(axis=-1), mode="drop"),
         (softmax.out * decay[..., None]).at[owners].add(weighted_sum(weights.astype(v.dtype), v), mode="drop"),
@@ -208,5 +196,4 @@ def _on_each_device(x: PagedOperands) -> jax.Array:
         sinks=jax.tree.map(lambda _: PartitionSpec(heads), x.sinks),
         scoring=x.scoring,
     )
-    out: jax.Array = jax.shard_map(_attend, in_specs=(specs,), out_specs=by_head, check_vma=False)(x)
-    return out
+    return jax.shard_map(_attend, in_specs=(specs,), out_specs=by_head, check_vma=False)(x)
