@@ -287,3 +287,14 @@ def test_language_models_are_paired_by_the_parts_of_a_text(tmp_path, capsys):
     assert p < 0.02, "the parts vary alike, so that a small difference is certain"
     assert "Test: 60 parts of the split" in path.read_text()
     assert f"{low:.4f} to {high:.4f}" in path.read_text()
+
+
+def test_a_small_p_value_is_never_shown_as_0(tmp_path):
+    """Regression test: with more than 1,999 resamples, the smallest p-values were shown as 0.000."""
+    scores = [Estimate(40.0, 40.0, 1.0), Estimate(41.0, 41.0, 1.0, 1 / 2001)]
+    actual = dataclasses.replace(compare_runs(*pair(tmp_path), 100), metrics={"chrf": scores, "chrf:en-de": scores})
+    for table in (command._metric_table(actual), command._direction_table(actual)):
+        assert list(table.columns[-1].cells) == ["< 0.001"]
+    (matrix,) = matrices.of_comparison(actual)
+    assert matrix.rows["en"][0].hint == "en-de: 40.00 and 41.00, p < 0.001"
+    assert "&lt; 0.001</td>" in as_html(actual) and "0.000" not in as_html(actual)

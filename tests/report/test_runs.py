@@ -273,6 +273,7 @@ def test_numbers_are_readable():
     ]
     assert sections.format_difference(-0.25, "bleu") == "−0.25"
     assert sections.format_difference(0.25, "loss") == "+0.2500"
+    assert [sections.format_p_value(p) for p in (1.0, 0.0123, 0.001, 0.00099)] == ["1.000", "0.012", "0.001", "< 0.001"]
     assert (sections.format_metric(None, "loss"), sections.format_metric(1.5, "bleu")) == ("–", "1.50")
 
 

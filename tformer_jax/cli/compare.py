@@ -13,9 +13,19 @@ from tformer_jax.cli import report
 from tformer_jax.cli.common import add_number, add_path, check_writable, new_parser, run_path
 from tformer_jax.cli.tables import make_table
 from tformer_jax.config.task import Task
-from tformer_jax.report import run, sections
+from tformer_jax.report import run
+from tformer_jax.report.bootstrap import Estimate
 from tformer_jax.report.charts import title_of
 from tformer_jax.report.comparison import Change, Comparison, compare_runs
+from tformer_jax.report.sections import (
+    ABSENT,
+    format_count,
+    format_difference,
+    format_duration,
+    format_interval,
+    format_metric,
+    format_p_value,
+)
 
 WIDTH = 160
 """Columns of the text where the output is not a terminal."""
@@ -79,10 +89,12 @@ def _metric_table(comparison: Comparison) -> Table:
     title = f"{comparison.split}: {comparison.example_counts}; 95 % intervals"
     table = _table(title, ["metric", steps[0], "", steps[1], "", "B - A", "p"])
     for name, (a, b) in comparison.overall.items():
-        cells = []
-        for each in (a, b):
-            cells += [sections.format_metric(each.score, name), sections.format_interval(each, name)]
-        table.add_row(title_of(name), *cells, sections.format_difference(b.score - a.score, name), f"{b.p_value:.3f}")
+        cells = [
+            text
+            for estimate in (a, b)
+            for text in (format_metric(estimate.score, name), format_interval(estimate, name))
+        ]
+        table.add_row(title_of(name), *cells, *_tested(a, b, name))
     return table
 
 
@@ -94,26 +106,31 @@ def _direction_table(comparison: Comparison) -> Table:
         cells = []
         for name in metrics:
             if name not in estimates:
-                cells += [sections.ABSENT] * 4
+                cells += [ABSENT] * 4
                 continue
             a, b = estimates[name]
-            cells += [sections.format_metric(a.score, name), sections.format_metric(b.score, name)]
-            cells += [sections.format_difference(b.score - a.score, name), f"{b.p_value:.3f}"]
+            cells += [format_metric(a.score, name), format_metric(b.score, name)]
+            cells += _tested(a, b, name)
         table.add_row(direction, *cells)
     return table
+
+
+def _tested(a: Estimate, b: Estimate, name: str) -> list[str]:
+    """Returns the difference of a metric and its p-value, as text."""
+    assert b.p_value is not None
+    return [format_difference(b.score - a.score, name), format_p_value(b.p_value)]
 
 
 def _loss_table(comparison: Comparison) -> Table:
     headings = ["at equal", "", "training A", "B", "B - A", "validation A", "B", "B - A"]
     table = _table("loss, interpolated between records", headings)
     for row in comparison.losses:
-        at = sections.format_duration(row.at) if row.axis == "seconds" else sections.format_count(row.at)
-        cells = [AXES[row.axis], at]
+        cells = [AXES[row.axis], format_duration(row.at) if row.axis == "seconds" else format_count(row.at)]
         for a, b in (row.train, row.validation):
-            difference = sections.ABSENT
-            if a is not None and b is not None and comparison.same_tokens:
-                difference = sections.format_difference(b - a, "loss")
-            cells += [sections.format_metric(a, "loss"), sections.format_metric(b, "loss"), difference]
+            cells += [format_metric(a, "loss"), format_metric(b, "loss")]
+            cells.append(
+                ABSENT if a is None or b is None or not comparison.same_tokens else format_difference(b - a, "loss")
+            )
         table.add_row(*cells)
     return table
 

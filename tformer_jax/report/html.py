@@ -89,6 +89,7 @@ def _environment() -> Any:
         "metric": sections.format_metric,
         "interval": sections.format_interval,
         "difference": sections.format_difference,
+        "p_value": sections.format_p_value,
         "shortened": sections.shorten_text,
         "breakable": _breakable,
         "compact": sections.format_count,

@@ -9,7 +9,7 @@ from tformer_jax.config.metrics import base_metric, lower_is_better
 from tformer_jax.report.charts import order_metrics
 from tformer_jax.report.comparison import Comparison
 from tformer_jax.report.run import RunFiles
-from tformer_jax.report.sections import format_difference, format_metric
+from tformer_jax.report.sections import format_difference, format_metric, format_p_value
 
 LEVEL = 0.05
 """Differences with a smaller p-value are marked."""
@@ -65,8 +65,10 @@ def of_comparison(comparison: Comparison) -> list[Matrix]:
         cells = {}
         for direction, (a, b) in pairs.items():
             scores = " and ".join(format_metric(estimate.score, metric) for estimate in (a, b))
-            hint, difference = f"{direction}: {scores}, p = {b.p_value:.3f}", b.score - a.score
-            marked = (b.p_value or 0.0) < LEVEL
+            assert b.p_value is not None
+            p = format_p_value(b.p_value)
+            hint, difference = f"{direction}: {scores}, p {p if '<' in p else f'= {p}'}", b.score - a.score
+            marked = b.p_value < LEVEL
             better = -difference if lower_is_better(metric) else difference
             cells[direction] = Cell(format_difference(difference, metric), better / most, hint, marked)
         matrices.append(_arranged(metric, cells))

@@ -22,6 +22,8 @@ LONGEST = 2000
 """Number of characters of a text that is shown; the CSV files have longer ones."""
 MAX_CHARACTERS = 2**22
 """Maximum number of characters in the CSV file of the outputs of a split."""
+SMALLEST_P = 0.001
+"""Smallest p-value that is shown."""
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -250,6 +252,11 @@ def format_difference(value: float, name: str) -> str:
     if not math.isfinite(value):
         return ABSENT
     return f"{value:+.{_decimals(name)}f}".replace("-", "−")
+
+
+def format_p_value(p: float) -> str:
+    """Formats a p-value with three decimals, or as `< 0.001`: it is never 0."""
+    return "< 0.001" if p < SMALLEST_P else f"{p:.3f}"
 
 
 def _decimals(name: str) -> int:
