@@ -226,6 +226,19 @@ def test_intervals_stand_beside_the_results_that_they_belong_to(tmp_path):
     assert (row.best, row.best_step, row.validation) == (30.0, 40, 30.0)
 
 
+def test_a_last_evaluation_that_is_not_finite_shows_no_earlier_value(tmp_path):
+    """Regression test: the last finite value stood under "validation, last" and "test"."""
+    run = write_run(tmp_path / "run")
+    path = run / "metrics.jsonl"
+    actual = [json.loads(line) for line in path.read_text().splitlines()]
+    last = max(place for place, record in enumerate(actual) if record["group"] == "validation")
+    actual[last]["loss"] = None
+    actual.append({**actual[-1], "loss": None})
+    path.write_text("".join(json.dumps(record) + "\n" for record in actual))
+    row = sections.metric_rows(load_all([run]))["Loss"][0]
+    assert (row.validation, row.test, row.best_step) == (None, None, 30)
+
+
 @pytest.mark.parametrize(("signature", "shown"), [("raw", None), ("lowercase", ["lowercase"])])
 def test_signatures_name_the_normalization_of_references(tmp_path, signature, shown):
     run = write_run(tmp_path / "run", examples=2)

@@ -64,7 +64,7 @@ def facts(cfg: Config, loaded: RunFiles, step: int | None = None) -> list[str]:
 def metrics(loaded: RunFiles, split: str) -> list[dict[str, str]]:
     """Returns titles, values and sacreBLEU's signatures of the main metrics of a split."""
     series = loaded.group(split)
-    values = {name: series.last(name) for name in METRICS}
+    values = {name: series.final(name) for name in METRICS}
     outputs = loaded.outputs.get(split)
     signatures = outputs.signatures if outputs else {}
     return [

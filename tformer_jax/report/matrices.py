@@ -46,7 +46,7 @@ def of_run(run: RunFiles) -> list[Matrix]:
     directions = [name for name in dict.fromkeys(run.outputs[run.split].directions) if name]
     series, matrices = run.group(run.split), []
     for metric in order_metrics({base_metric(name) for name in series.columns} & _shown()):
-        values = {name: series.last(f"{metric}:{name}") for name in directions}
+        values = {name: series.final(f"{metric}:{name}") for name in directions}
         finite = {name: value for name, value in values.items() if value is not None}
         low, high = min(finite.values(), default=0.0), max(finite.values(), default=0.0)
         span = high - low or 1.0

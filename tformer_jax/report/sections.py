@@ -69,14 +69,14 @@ def metric_rows(runs: Sequence[RunFiles]) -> dict[str, list[MetricRow]]:
     result = {}
     for name in order_metrics(names):
         rows = [_metric_row(run, number, name, intervals[number]) for number, run in enumerate(runs)]
-        result[title_of(name)] = [row for row in rows if (row.validation, row.test) != (None, None)]
+        result[title_of(name)] = [row for row in rows if (row.validation, row.best, row.test) != (None, None, None)]
     return {title: rows for title, rows in result.items() if rows}
 
 
 def _metric_row(
     run: RunFiles, number: int, name: str, estimates_by_split: dict[str, dict[str, list[Estimate]]]
 ) -> MetricRow:
-    series = run.group("validation")
+    series, test = run.group("validation"), run.group("test")
     pairs = zip(series.columns.get(name, ()), series.steps, strict=False)
     points = [(value, int(step)) for value, step in pairs if value == value]
     choose_best = better_of([run], name)
@@ -87,10 +87,10 @@ def _metric_row(
     return MetricRow(
         name,
         number,
-        float(points[-1][0]) if points else None,
+        series.final(name),
         None if best is None else float(best),
         step,
-        run.result.get("test", {}).get(name) or run.group("test").last(name),
+        test.final(name) if len(test.steps) else run.result.get("test", {}).get(name),
         {split: metrics[name][0] for split, metrics in current.items() if name in metrics},
     )
 

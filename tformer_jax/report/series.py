@@ -41,6 +41,11 @@ class Series:
         finite = values[np.isfinite(values)]
         return float(finite[-1]) if len(finite) else None
 
+    def final(self, name: str) -> float | None:
+        """Returns the value of a metric in the last record; None if it has no finite one."""
+        values = self.columns.get(name, np.zeros(0))
+        return float(values[-1]) if np.isfinite(values[-1:]).any() else None
+
     def records(self) -> list[dict[str, Any]]:
         """Returns a record per step, with None for NaN."""
         rows = zip(*self.columns.values(), strict=True) if self.columns else ([] for _ in self.steps)
