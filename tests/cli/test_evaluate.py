@@ -65,7 +65,7 @@ def test_evaluation_of_a_step_says_which(runs, tmp_path, capsys):
     actual, final = (json.loads(path.read_text()) for path in (record, run / "result.json"))
     assert actual["weights"] == {"kind": "checkpoint", "steps": [0]}
     assert actual["metrics"] == final["test"]
-    assert "experiment, checkpoint weights of step 0, test: 1 examples" in " ".join(capsys.readouterr().out.split())
+    assert "experiment, checkpoint weights of step 0, test: 1 example" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(UserError, match="has no checkpoint of step 5, but of step 0$"):
         evaluate.main([*flags, "--step", "5"])
 

@@ -174,7 +174,7 @@ def test_lists_of_other_texts_are_refused(nbest, tmp_path):
     (tmp_path / "plain.jsonl").write_text('{"text": "eins"}\n')
     with pytest.raises(UserError, match=r"plain.jsonl, line 1: has no list of texts in the field 'outputs'"):
         rerank.main([str(tmp_path / "plain.jsonl")])
-    with pytest.raises(UserError, match=r"references.txt has 1 lines, but there are 3 texts"):
+    with pytest.raises(UserError, match=r"references.txt has 1 line for 3 texts"):
         (tmp_path / "references.txt").write_text("a\n")
         rerank.main([nbest[0], "--tune", str(tmp_path / "w.json"), "--references", str(tmp_path / "references.txt")])
 

@@ -1,4 +1,4 @@
-"""Units of bytes, and numbers of few digits."""
+"""Units of bytes, numbers of few digits, and numbers with their noun."""
 
 import math
 from typing import Any
@@ -23,3 +23,8 @@ def significant(values: Any, digits: int) -> Any:
 def two_digits(value: float) -> str:
     """Returns a number for messages, with two significant digits, or rounded to a whole number."""
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def counted(number: int, singular: str, plural: str | None = None) -> str:
+    """Returns a number with its noun, such as `1 example` or `1,200 examples`; the plural has an s by default."""
+    return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"

@@ -12,6 +12,7 @@ import numpy as np
 
 import tformer_jax as tj
 from tformer_jax.base.errors import UserError
+from tformer_jax.base.numbers import counted
 from tformer_jax.base.paths import replacing
 from tformer_jax.cli import languages
 from tformer_jax.cli.common import load_run, reporting_writes, write_output
@@ -59,7 +60,9 @@ def choose_head(path: Path, run: tj.Run, lines: Sequence[str], pairs: Sequence[A
         raise UserError("--links needs a translation model, and source<tab>target in each line of --batch")
     references = read_references(path)
     if len(references) != len(pairs):
-        raise UserError(f"{path} has {len(references):,} lines for {len(pairs):,} pairs: write one for each")
+        raise UserError(
+            f"{path} has {counted(len(references), 'line')} for {counted(len(pairs), 'pair')}: write one for each"
+        )
     for number, (reference, pair) in enumerate(zip(references, lines, strict=True), start=1):
         try:
             check_words(reference.possible, *pair.split("\t"))

@@ -1,17 +1,15 @@
 """`scripts/compare.py`: shows what differs between two runs."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from tformer_jax.base import checks
 from tformer_jax.cli import report
 from tformer_jax.cli.common import add_number, add_path, check_writable, new_parser, run_path
-from tformer_jax.cli.tables import make_table
+from tformer_jax.cli.tables import make_table, table_console
 from tformer_jax.config.task import Task
 from tformer_jax.report import run
 from tformer_jax.report.bootstrap import Estimate
@@ -27,8 +25,6 @@ from tformer_jax.report.sections import (
     format_p_value,
 )
 
-WIDTH = 160
-"""Columns of the text where the output is not a terminal."""
 COMPARED = ("chrf", "bleu")
 """Metrics of the table of directions."""
 AXES = {"step": "steps", "tokens": "tokens", "seconds": "time"}
@@ -42,8 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_writable(options.report, "--report")
     folders = [options.baseline, options.run]
     a, b = run.load_all(folders, strict=True)
-    at_terminal = sys.stdout is not None and sys.stdout.isatty()
-    console = Console(highlight=False, emoji=False, width=None if at_terminal else WIDTH)
+    console = table_console()
     for part in comparison_parts(compare_runs(a, b, options.resamples), options.sentences):
         console.print(part, end="\n\n", soft_wrap=isinstance(part, str), markup=not isinstance(part, str))
     if options.report:
@@ -123,7 +118,7 @@ def _tested(a: Estimate, b: Estimate, name: str) -> list[str]:
 
 def _loss_table(comparison: Comparison) -> Table:
     headings = ["at equal", "", "training A", "B", "B - A", "validation A", "B", "B - A"]
-    table = _table("loss, interpolated between records", headings)
+    table = _table(f"loss, interpolated between records{comparison.loss_remark}", headings)
     for row in comparison.losses:
         cells = [AXES[row.axis], format_duration(row.at) if row.axis == "seconds" else format_count(row.at)]
         for a, b in (row.train, row.validation):

@@ -7,17 +7,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 import tformer_jax as tj
 from tformer_jax.base.errors import UserError
+from tformer_jax.base.numbers import counted
 from tformer_jax.base.paths import checksum
 from tformer_jax.cli import generation, test_sets
 from tformer_jax.cli.common import add_data, add_path, add_weights, check_writable, load_run, run_parser, write_output
 from tformer_jax.cli.outputs import format_record
-from tformer_jax.cli.tables import make_table
+from tformer_jax.cli.tables import make_table, table_console
 from tformer_jax.config import Config, kinds, read_mesh, to_dict
 from tformer_jax.config.fields import flag
 from tformer_jax.config.metrics import PROGRAMS, base_metric, group_of_metric
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         facts, evaluation = evaluate_test_set(run, cfg, segments, options)
     result = make_record(run, cfg, facts, evaluation, time.perf_counter() - start)
-    console = Console(highlight=False, emoji=False)
+    console = table_console()
     for table in metric_tables(result):
         console.print(table)
     for remark in result["remarks"]:
@@ -240,7 +240,7 @@ def metric_table(result: dict[str, Any]) -> Table:
     if others := len(result.get("ensemble", ())):
         made += f" with {others} other run{'' if others == 1 else 's'}"
     examples = result.get("split") or Path(next(iter(result["test_set"]))).name
-    title = f"{escape(result['name'])}, {made}, {escape(examples)}: {result['examples']:,} examples"
+    title = f"{escape(result['name'])}, {made}, {escape(examples)}: {counted(result['examples'], 'example')}"
     signatures = result["signatures"]
     view = make_table(("metric", "value", "signature")[: 3 if signatures else 2], (), left=3, title=title)
     for name, value in result["metrics"].items():

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tformer_jax.base.errors import UserError
+from tformer_jax.base.numbers import counted
 from tformer_jax.base.paths import checksum
 from tformer_jax.cli import chats, interrupt, languages, lines
 from tformer_jax.cli.common import add_number, load_run
@@ -156,7 +157,7 @@ class Generation:
         Args:
             before: number of texts whose outputs the interrupted command has written.
         """
-        after = f", after {before:,} texts of the interrupted command" if before else ""
+        after = f", after {counted(before, 'text')} of the interrupted command" if before else ""
         for sentence in self.counts.describe(self.model.cfg):
             print(f"{sentence}{after}", file=sys.stderr)
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.json_files import read_json
+from tformer_jax.base.numbers import counted
 from tformer_jax.base.paths import resolved, write_text
 from tformer_jax.cli import languages, lines, outputs
 from tformer_jax.cli.common import add_imports, add_path, check_writable, new_parser
@@ -233,7 +234,8 @@ def read_pools(options: argparse.Namespace, reserved: Collection[str] = ()) -> l
                 raise UserError(f"{place}: has another text than {paths[0]}: give n-best lists of the same texts")
             pools[count - 1].add(line.record, place)
         if count < len(pools):
-            raise UserError(f"{path} has {count:,} texts and {paths[0]} {len(pools):,}: give lists of the same texts")
+            texts = counted(count, "text")
+            raise UserError(f"{path} has {texts} and {paths[0]} {len(pools):,}: give lists of the same texts")
     return pools
 
 
@@ -312,7 +314,8 @@ def read_references(path: Path, count: int) -> list[str]:
     """Returns the lines of a file of references; raises `UserError` if there are not `count`."""
     references = [line.texts[0] for line in Source((), path).lines({"--references": "text"})]
     if len(references) != count:
-        raise UserError(f"{path} has {len(references):,} lines, but there are {count:,} texts: name their references")
+        lines = counted(len(references), "line")
+        raise UserError(f"{path} has {lines} for {counted(count, 'text')}: name their references")
     return references
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tformer_jax.base.errors import UserError
+from tformer_jax.base.numbers import counted
 from tformer_jax.cli import chats, languages, lines, outputs
 from tformer_jax.cli.common import load_run
 from tformer_jax.cli.inputs import Line
@@ -92,7 +93,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     fields = (*fields, *languages.given_fields(options))
     work = lines.Work(options, stream, plain, added, names, fields=fields, as_json=options.per_token, **how)
     before = lines.process_lines(source, work)
-    print(f"{totals}, after {before:,} texts of the interrupted command" if before else totals, file=sys.stderr)
+    after = f", after {counted(before, 'text')} of the interrupted command" if before else ""
+    print(f"{totals}{after}", file=sys.stderr)
 
 
 def text_fields(options: argparse.Namespace, cfg: ModelConfig) -> tuple[str, ...]:

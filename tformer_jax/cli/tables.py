@@ -1,9 +1,20 @@
 """Tables on the terminal."""
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
+
+WIDTH = 160
+"""Columns of tables where the output is not a terminal, so that signatures and paths stay whole."""
+
+
+def table_console() -> Console:
+    """Returns the console of a command that prints tables, as wide as the terminal."""
+    at_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return Console(highlight=False, emoji=False, width=None if at_terminal else WIDTH)
 
 
 def make_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, **options: Any) -> Table:

@@ -9,6 +9,7 @@ from typing import Any
 
 import tformer_jax as tj
 from tformer_jax.base.errors import UserError
+from tformer_jax.base.numbers import counted
 from tformer_jax.cli.common import add_path
 from tformer_jax.cli.inputs import JSONL, check_text, read_record, text_in, value_in
 from tformer_jax.config.directions import Direction
@@ -140,8 +141,8 @@ def _aligned(paths: Sequence[Path]) -> Iterator[tuple[str, ...]]:
             ended = paths[texts.index(None)]
             longer = next(path for path, text in zip(paths, texts, strict=True) if text is not None)
             raise UserError(
-                f"{longer}, line {number}: has no partner, because {ended} ends after {number - 1:,} lines: the files "
-                "must have one line for each source"
+                f"{longer}, line {number}: has no partner, because {ended} ends after {counted(number - 1, 'line')}: "
+                "the files must have one line for each source"
             )
         yield texts
 
@@ -209,5 +210,5 @@ def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
 def _columns(line: str, header: Sequence[str]) -> dict[str, str]:
     cells = line.split("\t")
     if len(cells) != len(header):
-        raise ValueError(f"has {len(cells)} columns where the first line has {len(header)}")
+        raise ValueError(f"has {counted(len(cells), 'column')} where the first line has {len(header)}")
     return dict(zip(header, cells, strict=True))

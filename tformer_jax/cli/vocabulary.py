@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.base.numbers import MIB
+from tformer_jax.base.numbers import MIB, counted
 from tformer_jax.base.paths import check_replaceable, resolved
 from tformer_jax.cli.common import (
     add_data,
@@ -88,7 +88,7 @@ def _trim(options: argparse.Namespace, run: "Run") -> tuple["Sides", dict[str, A
         raise UserError("the texts are empty, so that every token would be removed: name others with --texts")
     names = ("target",) if vocabulary.shares_vocabulary(run.config, run.tokenizers) else vocabulary.SIDES
     for side in names:
-        print(f"tokens of {usage.texts:,} texts, {side}: {usage.used[side]:,}")
+        print(f"tokens of {counted(usage.texts, 'text')}, {side}: {usage.used[side]:,}")
     print(f"texts with other tokens than before: {usage.changed:,}")
     return sides, {"used": dict(usage.used), "texts": usage.texts, "texts with other tokens": usage.changed}
 

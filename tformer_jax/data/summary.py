@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tformer_jax.base.numbers import two_digits
+from tformer_jax.base.numbers import counted, two_digits
 from tformer_jax.config import Config
 from tformer_jax.config.directions import Direction
 from tformer_jax.data.corpora import Corpus, Example
@@ -298,7 +298,7 @@ def _is_quoted(texts: Sequence[str]) -> bool:
 def lines(summaries: Mapping[str, SplitSummary]) -> Iterator[str]:
     """Yields one line about each split."""
     for split, summary in summaries.items():
-        size = "endless" if summary.examples is None else f"{summary.examples:,} examples"
+        size = "endless" if summary.examples is None else counted(summary.examples, "example")
         if summary.read != summary.examples:
             size += f" ({summary.read:,} read)"
         parts = [f"{split}: {size}"]
@@ -326,8 +326,9 @@ def lines(summaries: Mapping[str, SplitSummary]) -> Iterator[str]:
             changed = (f"{name} {two_digits(100 * share)} % of the examples" for name, share in summary.transforms)
             yield f"  transforms: {', '.join(changed)}"
         for part in summary.parts:
+            size = counted(part["size"], "example")
             yield (
-                f"  {part['name']}: {part['size']:,} examples, {two_digits(100 * part['examples'])} % of those drawn, "
+                f"  {part['name']}: {size}, {two_digits(100 * part['examples'])} % of those drawn, "
                 f"{two_digits(100 * part['tokens'])} % of the tokens, {two_digits(part['epochs'])} epochs"
             )
         if summary.stages:

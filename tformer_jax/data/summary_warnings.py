@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
-from tformer_jax.base.numbers import two_digits
+from tformer_jax.base.numbers import counted, two_digits
 from tformer_jax.config import Config, kinds
 from tformer_jax.config.directions import Direction
 from tformer_jax.config.task import task_of
@@ -51,11 +51,12 @@ def _long(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
         return
     beyond = sum(side.tokens_beyond for side in summary.sides.values())
     if split != "train":
-        examples = f"{summary.long:,} examples of {split} ({two_digits(share)} %)"
-        yield f"{examples} are truncated to model.max_length; increase it"
+        of_split = f"of {split} ({two_digits(share)} %)"
+        examples = counted(summary.long, f"example {of_split} is", f"examples {of_split} are")
+        yield f"{examples} truncated to model.max_length; increase it"
         return
     drops = cfg.data.long_pairs == "drop" and (chats or "target" in summary.sides)
-    what = "dropped" if drops else f"truncated, by {beyond:,} tokens"
+    what = "dropped" if drops else f"truncated, by {counted(beyond, 'token')}"
     examples = f"{two_digits(share)} % of the training examples"
     yield f"{examples} are too long for their row and {what}; increase {_row_setting(cfg)}"
 
@@ -143,21 +144,20 @@ def _quoted(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
 def _blank(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
     for key, side in summary.sides.items():
         if side.blank and not (split == "train" and cfg.data.filters.blank_sides):
-            texts = {"text": "texts", "messages": "conversations"}.get(key, f"{key} texts")
+            text = {"text": "text", "messages": "conversation"}.get(key, f"{key} text")
+            texts = counted(side.blank, f"{text} of {split} is", f"{text}s of {split} are")
             remedy = "" if cfg.data.filters.blank_sides else _filter_hint(cfg, "blank_sides", dropped="examples")
-            yield (
-                f"{side.blank:,} {texts} of {split} are blank, so that a model that answers nothing is right there"
-                f"{remedy}"
-            )
+            yield (f"{texts} blank, so that a model that answers nothing is right there{remedy}")
     left_out = summary.left_out.get("blank texts", 0)
     if _share(left_out, left_out + (summary.examples or 0)) >= 1:
         cause = "messages without a text" if "messages" in summary.sides else "misaligned columns"
-        yield f"{left_out:,} examples of {split} were left out for a blank text: look for {cause}"
+        examples = counted(left_out, f"example of {split} was", f"examples of {split} were")
+        yield f"{examples} left out for a blank text: look for {cause}"
 
 
 def _small(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
     if split != "train" and not task_of(cfg).documents and (summary.examples or 0) < FEW_EXAMPLES:
-        yield f"{split} has only {summary.examples:,} examples, too few to compare models"
+        yield f"{split} has only {counted(summary.examples or 0, 'example')}, too few to compare models"
 
 
 RULES: tuple[Callable[[Config, str, SplitSummary], Iterator[str]], ...] = (

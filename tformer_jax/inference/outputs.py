@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 
 from flax import linen as nn
 
+from tformer_jax.base.numbers import counted
 from tformer_jax.config import Config
 from tformer_jax.data.characters import is_blank
 from tformer_jax.data.markup import keeps_markup, leave_out, take_out
@@ -143,7 +144,8 @@ class OutputCounts:
         yield from self._of_all(self.recased, f"words in the case of the source (decode.casing={cfg.decode.casing!r})")
         yield from self._of_all(self.invented, "markup that the model wrote itself, which is left out")
         if self.sentences > self.texts:
-            yield f"{self.texts:,} texts were translated as {self.sentences:,} sentences (decode.split_sentences)"
+            texts = counted(self.texts, "text was", "texts were")
+            yield f"{texts} translated as {self.sentences:,} sentences (decode.split_sentences)"
         if self.lacking_context:
             less = f"with fewer than decode.context={cfg.decode.context} sentences before them, since more do not fit"
             less += " or have unknown tokens"

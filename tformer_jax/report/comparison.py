@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tformer_jax.base.numbers import counted
 from tformer_jax.config import comparable
 from tformer_jax.config.metrics import base_metric, group_of_metric
 from tformer_jax.report.bootstrap import RESAMPLES, Estimate, estimates
@@ -84,8 +85,8 @@ class Comparison:
     def example_counts(self) -> str:
         """The numbers of compared examples and of equal outputs, or of parts of the split, in words."""
         if self.equal is None:
-            return f"{self.examples:,} parts of the split"
-        return f"{self.examples:,} examples, {self.equal:,} with equal outputs"
+            return f"{counted(self.examples, 'part')} of the split"
+        return f"{counted(self.examples, 'example')}, {self.equal:,} with equal outputs"
 
     @property
     def steps(self) -> tuple[int, int]:
@@ -104,6 +105,11 @@ class Comparison:
         if a and b:
             return bool(a == b)
         return comparable.target_tokens(self.a.config) == comparable.target_tokens(self.b.config)
+
+    @property
+    def loss_remark(self) -> str:
+        """Why losses are shown without their differences; "" if they have differences."""
+        return "" if self.same_tokens else "; no differences, because the runs predict other tokens"
 
 
 def compare_runs(a: RunFiles, b: RunFiles, resamples: int = RESAMPLES) -> Comparison:

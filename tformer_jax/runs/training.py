@@ -11,6 +11,7 @@ import optax
 from rich.console import Console
 
 from tformer_jax.base.errors import RunError, noted
+from tformer_jax.base.numbers import counted
 from tformer_jax.config import Config
 from tformer_jax.data.columns import jsonable
 from tformer_jax.models.losses import Teacher
@@ -336,7 +337,7 @@ class Training:
         self.record.write_json("result.json", result)
         self.record.events.write(step, "finished", reason)
         path = experiment.folder / "result.json"
-        self.record.view.say(f"Trained {step} steps in {result['seconds']:.0f} s; result in {path}")
+        self.record.view.say(f"Trained {counted(step, 'step')} in {result['seconds']:.0f} s; result in {path}")
         return result
 
     def _facts(self, kind: str, steps: list[int]) -> dict[str, Any]:
