@@ -8,7 +8,7 @@ import pytest
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import configs
-from tformer_jax.cli.config_file import read_config
+from tformer_jax.cli.config_file import read_config, shipped_configs
 from tformer_jax.config import save
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,6 +47,22 @@ def test_a_function_imports_files_beside_its_config(tmp_path):
         f"from tformer_jax.config import Config, to_config_dict\n\n\ndef get_config():\n{body}"
     )
     assert read_config(str(tmp_path / "own.py")).name == "own"
+
+
+def test_a_copied_config_that_lacks_a_file_beside_it_says_what_to_copy(tmp_path):
+    source = shipped_configs()["translate_tatoeba_zh"]
+    (tmp_path / "mine.py").write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+    sentence = f"mine.py, line .*: No module named 'bases'; copy {source.parent / 'bases'} beside the config"
+    with pytest.raises(UserError, match=sentence):
+        read_config(str(tmp_path / "mine.py"))
+
+
+def test_an_invalid_setting_of_a_file_has_its_line(tmp_path):
+    """Regression test: a setting of another variant was named without a place."""
+    lines = ("from tformer_jax.config import Config, ModelConfig", "", "OTHER = Config(model=ModelConfig(dim=-1))")
+    (tmp_path / "own.py").write_text("\n".join(lines))
+    with pytest.raises(UserError, match="own.py, line 3: model.dim=-1: must be"):
+        read_config(str(tmp_path / "own.py"))
 
 
 def test_a_misspelled_name_is_refused():

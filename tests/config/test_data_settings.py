@@ -78,7 +78,7 @@ def test_invalid_settings_are_explained_in_one_sentence(values, sentence):
 
 
 def test_a_language_that_is_not_given_is_said():
-    told = "data.target_language='de' is the default and decides for BLEU and Moses' rules: set it to the language"
+    told = "data.target_language='de' is the default and decides for BLEU and Moses' rules: change it if"
     unnamed = DataConfig(source="tsv", train="a.tsv", normalize=("moses",))
     assert any(sentence.startswith(told) for sentence in Config(data=unnamed).without_effect())
     for data in (DataConfig(source="tsv", train="a.tsv", target_language="fr"), DataConfig()):

@@ -22,7 +22,7 @@ from tformer_jax import config
 from tformer_jax.base.errors import UserError, one_line
 from tformer_jax.cli.common import add_imports
 from tformer_jax.config import Config, kinds
-from tformer_jax.config.fields import Section, nearest
+from tformer_jax.config.fields import ConfigError, Section, nearest
 from tformer_jax.config.kinds import import_modules
 
 EXPECTED = {
@@ -199,21 +199,36 @@ def _registered() -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def mistakes_in(path: Path) -> Iterator[None]:
-    """Context manager that reports an exception in a config file as a `UserError` with its line."""
+    """Context manager that reports an exception in a config file, or an invalid setting, with its line."""
     try:
         yield
+    except ConfigError as error:
+        raise type(error)(f"{_place(path, error)}: {error}") from error
     except UserError:
         raise
     except Exception as error:
         if hint := re.search(r'Did you mean "(.+?)" instead of "(.+?)"', str(error)):
             raise UserError(f"{path}: unknown setting {hint[2]!r}; did you mean {hint[1]!r}?") from error
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-        text = str(error)
-        if isinstance(error, SyntaxError):
-            lines, text = [error.lineno], error.msg
-        where = f"{path}, line {lines[-1]}" if lines else str(path)
+        text = error.msg if isinstance(error, SyntaxError) else str(error)
         reason = one_line(text.partition(". Other fields present")[0], None)  # of a locked ConfigDict
-        raise UserError(f"{where}: {type(error).__name__}: {reason}") from error
+        raise UserError(f"{_place(path, error)}: {type(error).__name__}: {reason}{_to_copy(error)}") from error
+
+
+def _place(path: Path, error: Exception) -> str:
+    """Returns a config file with the line in which an exception was raised."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    if isinstance(error, SyntaxError):
+        lines = [error.lineno]
+    return f"{path}, line {lines[-1]}" if lines else str(path)
+
+
+def _to_copy(error: Exception) -> str:
+    """Returns a clause about the module that a copy of one of the package's configs lacks; "" for another mistake."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return ""
+    folder = next(iter(shipped_configs().values())).parent
+    beside = [path for path in (folder / error.name, folder / f"{error.name}.py") if path.exists()]
+    return f"; copy {beside[0]} beside the config, which imports it" if beside else ""
 
 
 def config_path(name: str) -> Path:

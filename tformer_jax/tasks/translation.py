@@ -66,7 +66,7 @@ class Translation(TokenPrediction):
         if unnamed and users and "target_language" not in cfg.data.changed_settings():
             yield (
                 f"data.target_language={cfg.data.target_language!r} is the default and decides for "
-                f"{' and '.join(users)}: set it to the language of the targets"
+                f"{' and '.join(users)}: change it if the targets are in another language"
             )
 
     def evaluators(self, parts: Any) -> Sequence[Any]:
