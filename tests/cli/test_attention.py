@@ -155,7 +155,7 @@ def test_the_head_that_aligns_best_is_recorded(run, tmp_path, monkeypatch, capsy
     with pytest.raises(UserError, match="links, line 2: link 9-9: .* and its target have . and . words"):
         attention.main(["--run", "runs/x", "--batch", str(pairs), "--links", str(links)])
     links.write_text("0-1\n")
-    with pytest.raises(UserError, match="links has 1 lines for 2 pairs: write one for each"):
+    with pytest.raises(UserError, match="links has 1 line for 2 pairs: write one for each"):
         attention.main(["--run", "runs/x", "--batch", str(pairs), "--links", str(links)])
     pairs.write_text("ab c\n")
     with pytest.raises(UserError, match="--links needs a translation model, and source<tab>target in each line"):

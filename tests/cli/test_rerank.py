@@ -169,7 +169,7 @@ def test_metrics_that_lack_something(nbest, metric, problem):
 
 def test_lists_of_other_texts_are_refused(nbest, tmp_path):
     (tmp_path / "short.jsonl").write_text(Path(nbest[0]).read_text().splitlines()[0] + "\n")
-    with pytest.raises(UserError, match=r"short.jsonl has 1 texts and .*a.jsonl 3: give lists of the same texts"):
+    with pytest.raises(UserError, match=r"short.jsonl has 1 text and .*a.jsonl 3: give lists of the same texts"):
         rerank.main([nbest[0], str(tmp_path / "short.jsonl")])
     (tmp_path / "plain.jsonl").write_text('{"text": "eins"}\n')
     with pytest.raises(UserError, match=r"plain.jsonl, line 1: has no list of texts in the field 'outputs'"):

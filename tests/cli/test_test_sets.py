@@ -96,13 +96,15 @@ def test_records_of_tsv_and_jsonl(tmp_path):
     (tmp_path / "c.jsonl").write_text('{"source": "a", "target": null}\n')
     with pytest.raises(UserError, match="c.jsonl, line 1: has no reference in 'target'"):
         read("--source", tmp_path / "c.jsonl")
-    with pytest.raises(UserError, match=r"a.tsv, line 2: has no field 'target', only 'doc', .* with --reference-field"):
+    with pytest.raises(
+        UserError, match=r"a.tsv, line 2: has no field 'target', only 'doc', .* with --reference-field \(line 1 names"
+    ):
         read("--source", tmp_path / "a.tsv", "--source-field", "src")
     (tmp_path / "b.tsv").write_text("source\ttarget\n")
     with pytest.raises(UserError, match=r"b.tsv has only a header, no example: write one in each line after it"):
         read("--source", tmp_path / "b.tsv")
     (tmp_path / "b.tsv").write_text("source\ttarget\na\tb\nc\n")
-    with pytest.raises(UserError, match=r"b.tsv, line 3: has 1 columns where the first line has 2"):
+    with pytest.raises(UserError, match=r"b.tsv, line 3: has 1 column where the first line has 2"):
         read("--source", tmp_path / "b.tsv")
     for value, kind in (("[1]", "int"), ("0", "int"), ('["b", false]', "bool"), ('["b", {}]', "dict")):
         (tmp_path / "b.jsonl").write_text(f'{{"source": "a", "target": {value}}}\n')

@@ -64,7 +64,7 @@ def test_what_would_spoil_a_run_is_said():
     told = " | ".join(warnings(CFG, corpus, summarize(CFG, corpus, TOKENIZERS)))
     for part in (
         "17 % of the training examples are too long for their row and dropped; increase data.bucket_lengths",
-        "1 examples of validation (33 %) are truncated to model.max_length",
+        "1 example of validation (33 %) is truncated to model.max_length",
         "10 % of the source tokens of train are unknown",
         "17 % of the training examples occurred before; data.filters.duplicates=True drops such training examples",
         "1 of 3 examples of validation are in the training split, too",
@@ -75,7 +75,7 @@ def test_what_would_spoil_a_run_is_said():
         assert part in told
     assert "blank" not in told, "they are dropped"
     remaining = dataclasses.replace(CFG, data=dataclasses.replace(CFG.data, filters=FilterConfig(blank_sides=False)))
-    blank = "1 source texts of train are blank, so that a model that answers nothing is right there; data.filters"
+    blank = "1 source text of train is blank, so that a model that answers nothing is right there; data.filters"
     assert f"{blank}.blank_sides=True drops such examples" in " | ".join(
         warnings(remaining, corpus, summarize(remaining, corpus, TOKENIZERS))
     )

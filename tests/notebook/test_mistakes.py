@@ -50,7 +50,7 @@ BATCH = {"tokens": np.ones((2, 8), np.int32), "targets": np.ones((2, 8), np.int3
         (lambda: tj.batches(CONFIG, [" ", ""]), r"has no example that data.filters leave; dropped: 2 blank texts"),
         (
             lambda: tj.batches(CONFIG, ["a"]),
-            "data.window=8: the training text has 1 tokens, fewer than one window",
+            "data.window=8: the training text has 1 token, fewer than one window",
         ),
         (lambda: tj.batches(CONFIG, DATA), "data is a dictionary of train, validation: pass the examples of one split"),
         (

@@ -95,7 +95,7 @@ def test_files_of_links_are_read_beside_their_pairs(folder):
 
 def test_mistakes_in_files_of_links_are_named(folder):
     (folder / "train.links").write_text("0-1\n")
-    with pytest.raises(UserError, match=r"train.xx, line 2: has no partner, because \S+train.links ends after 1 lines"):
+    with pytest.raises(UserError, match=r"train.xx, line 2: has no partner, because \S+train.links ends after 1 line"):
         load_corpus(config(), folder)
     (folder / "train.links").write_text("0-1\n0:0\n")
     with pytest.raises(UserError, match="train.links, line 2: '0:0' is no link"):

@@ -158,7 +158,8 @@ def _segments(options: argparse.Namespace, direction: str | None) -> Iterator[Se
         try:
             yield Segment("", ()) if record is None else _segment(record, options, direction)
         except ValueError as error:
-            raise UserError(f"{place}: {error}") from None
+            header = " (line 1 names the columns)" if options.source.name.endswith(TSV) else ""
+            raise UserError(f"{place}: {error}{header}") from None
 
 
 def _segment(record: Mapping[str, Any], options: argparse.Namespace, direction: str | None) -> Segment:

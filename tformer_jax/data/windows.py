@@ -9,6 +9,7 @@ import grain
 import numpy as np
 
 from tformer_jax.base.errors import UserError
+from tformer_jax.base.numbers import counted
 from tformer_jax.config import Config
 from tformer_jax.data.corpora import Corpus, Joined
 from tformer_jax.data.loading import LoadedBlocks
@@ -90,8 +91,8 @@ class Windows:
     def __init__(self, stream: TokenStream, length: int, *, prefix_lm: bool = False):
         if len(stream) <= length:
             raise UserError(
-                f"data.window={length}: the training text has {len(stream)} tokens, fewer than one window needs "
-                f"({length + 1}); write a smaller window"
+                f"data.window={length}: the training text has {counted(len(stream), 'token')}, fewer than one window "
+                f"needs ({length + 1}); write a smaller window"
             )
         self._stream, self._length, self._prefix_lm = stream, length, prefix_lm
 

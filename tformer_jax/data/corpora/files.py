@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from tformer_jax.base.errors import UserError
+from tformer_jax.base.numbers import counted
 from tformer_jax.config import Config, DataConfig, kinds
 from tformer_jax.config.directions import Direction
 from tformer_jax.data.corpora import splits
@@ -240,9 +241,10 @@ class ParallelLines(LineSource):
             if None in lines:
                 shorter = paths[lines.index(None)]
                 longer = next(path for path, line in zip(paths, lines, strict=True) if line)
+                end = counted(number - 1, "line")
                 raise DataError(
-                    f"{longer}, line {number}: has no partner, because {shorter} ends after {number - 1:,} lines: one "
-                    "of the files lacks lines, perhaps far above; look for the first misaligned pair"
+                    f"{longer}, line {number}: has no partner, because {shorter} ends after {end}: "
+                    "one of the files lacks lines, perhaps far above; look for the first misaligned pair"
                 )
             texts = [text for _, text in lines if text is not None]
             if len(texts) == len(paths) and (len(texts) == 2 or self._has_links(paths[2], number, texts)):

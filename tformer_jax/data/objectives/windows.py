@@ -6,6 +6,7 @@ import grain
 import numpy as np
 
 from tformer_jax.base.errors import UserError
+from tformer_jax.base.numbers import counted
 from tformer_jax.config import Config
 from tformer_jax.data.bucketing import pad_batch
 from tformer_jax.data.columns import TokenIds
@@ -50,7 +51,7 @@ class CorruptedWindows:
         shortest = min(map(len, streams))
         if shortest < objective.tokens:
             raise UserError(
-                f"data.window: the training text has {shortest} tokens, fewer than one window needs "
+                f"data.window: the training text has {counted(shortest, 'token')}, fewer than one window needs "
                 f"({objective.tokens}); write a smaller window"
             )
         self._streams, self._objective, self._seed = streams, objective, seed
