@@ -147,7 +147,7 @@ def _blank(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
             text = {"text": "text", "messages": "conversation"}.get(key, f"{key} text")
             texts = counted(side.blank, f"{text} of {split} is", f"{text}s of {split} are")
             remedy = "" if cfg.data.filters.blank_sides else _filter_hint(cfg, "blank_sides", dropped="examples")
-            yield (f"{texts} blank, so that a model that answers nothing is right there{remedy}")
+            yield f"{texts} blank, so that a model that answers nothing is right there{remedy}"
     left_out = summary.left_out.get("blank texts", 0)
     if _share(left_out, left_out + (summary.examples or 0)) >= 1:
         cause = "messages without a text" if "messages" in summary.sides else "misaligned columns"
