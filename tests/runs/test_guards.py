@@ -74,16 +74,21 @@ BEATS = "for _ in range(3): time.sleep(0.4); dog.beat()"
 HANGS = f"{WATCHED}\n{BEATS}\nprint('alive', flush=True); time.sleep(60)"
 PAUSES = f"{WATCHED}\nwith dog.paused(): time.sleep(1.7)\ntime.sleep(0.3)"
 
+STOPS = f"""import os, signal, subprocess; {WATCHED}
+subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {{os.getpid()}}"]); os.kill(os.getpid(), signal.SIGSTOP)
+time.sleep(0.3)"""
+
 
 @pytest.fixture(scope="module")
 def watched():
-    """Two programs with a watchdog, run at the same time."""
+    """Programs with a watchdog, run at the same time."""
 
     def run(program):
         return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50)
 
     with ThreadPoolExecutor() as pool:
-        return dict(zip((HANGS, PAUSES), pool.map(run, (HANGS, PAUSES)), strict=True))
+        programs = (HANGS, PAUSES, STOPS)
+        return dict(zip(programs, pool.map(run, programs), strict=True))
 
 
 def test_a_step_that_hangs_ends_the_process(watched):
@@ -96,6 +101,11 @@ def test_a_step_that_hangs_ends_the_process(watched):
 
 def test_no_alarm_while_paused(watched):
     assert watched[PAUSES].returncode == 0
+
+
+def test_no_alarm_after_the_process_was_stopped_and_continued(watched):
+    """Regression test: a run that Ctrl-Z stopped for longer than `train.hang_seconds` ended when it continued."""
+    assert watched[STOPS].returncode == 0, watched[STOPS].stderr
 
 
 def test_spikes_are_detected_and_slow_changes_are_not():

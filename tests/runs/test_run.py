@@ -295,6 +295,30 @@ def test_the_watchdog_does_not_watch_the_end_of_a_run(uninterrupted, corpus_fold
     assert not ended
 
 
+@pytest.mark.slow
+def test_the_watchdog_does_not_watch_compilation(corpus_folder, tmp_path, monkeypatch):
+    """Regression test: a run ended in each resume if the step of another batch shape compiled for too long."""
+    ended, shapes, jitted = [], set(), initial_state.jitted
+
+    def slow(step, *place):
+        compiled = jitted(step, *place)
+
+        def call(state, batch):
+            if batch["source"].shape not in shapes:
+                time.sleep(1.7)
+            shapes.add(batch["source"].shape)
+            return compiled(state, batch)
+
+        call.lower, call._cache_size = compiled.lower, compiled._cache_size
+        return call
+
+    monkeypatch.setattr(guards.os, "_exit", ended.append)
+    monkeypatch.setattr(initial_state, "jitted", slow)
+    assert run(two_shapes(hang_seconds=1), tmp_path / "run", corpus_folder)
+    assert len(shapes) == 2
+    assert not ended
+
+
 def set_params(trainer: Trainer, params) -> None:
     placed = jax.tree.map(lambda leaf, old: jax.device_put(leaf, old.sharding), params, trainer.state.params)
     trainer.state = dataclasses.replace(trainer.state, params=placed)

@@ -11,7 +11,6 @@ import numpy as np
 from tformer_jax.base.errors import UserError, noted
 from tformer_jax.data.corpora.corpus import spread
 from tformer_jax.runs.experiment import Experiment
-from tformer_jax.runs.guards import Watchdog
 from tformer_jax.runs.record import Record
 from tformer_jax.tasks.evaluators.evaluation import Evaluation, Evaluator, Sample, merged
 from tformer_jax.tasks.evaluators.split import described, evaluators_for
@@ -31,12 +30,11 @@ class Evaluations:
         self,
         experiment: Experiment,
         record: Record,
-        watchdog: Watchdog,
         best: Mapping[str, Any],
         evaluated_at: int,
         own: Mapping[str, Callable[..., float]],
     ):
-        self._experiment, self._record, self._watchdog = experiment, record, watchdog
+        self._experiment, self._record = experiment, record
         self.best = BestMetric(experiment.cfg.train, **best)
         self.evaluated_at, self._own = evaluated_at, own
         self.signatures: dict[str, str] = {}
@@ -86,9 +84,8 @@ class Evaluations:
         return evaluation.metrics
 
     def _measure(self, evaluators: list[Evaluator], params: Any) -> Evaluation:
-        with self._watchdog.paused():
-            evaluation = merged(evaluator(params) for evaluator in evaluators)
-            own = own_metrics(self._own, evaluation.outputs)
+        evaluation = merged(evaluator(params) for evaluator in evaluators)
+        own = own_metrics(self._own, evaluation.outputs)
         metrics = evaluation.metrics | own
         metrics = self._experiment.group.from_first(lambda: metrics)  # programs may not repeat theirs exactly
         evaluation = dataclasses.replace(evaluation, metrics=metrics)

@@ -6,9 +6,9 @@ import fcntl
 import os
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import is_remote, resolved
@@ -81,34 +81,50 @@ def locked(run: Path, flag: str = "run folder") -> Iterator[None]:
 class Watchdog:
     """Ends the process and prints the stacks of its threads if a step takes longer than `seconds`; 0 disables it.
 
-    A collective that waits for a lost host never returns, so the process ends by `os._exit`.
+    A collective that waits for a lost host never returns, so the process ends by `os._exit`. Time in which the whole
+    process is stopped, as by Ctrl-Z, does not count.
     """
 
     def __init__(self, seconds: int):
-        self._seconds, self._paused = seconds, True
-        self._last = time.monotonic()
+        self._seconds, self._paused, self._beats = seconds, True, 0
+        self._shapes: set[tuple[tuple[str, tuple[int, ...]], ...]] = set()
         self._over = threading.Event()
         if seconds:
             threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
 
     def beat(self) -> None:
         """Marks the end of a step and the start of the next one."""
-        self._last, self._paused = time.monotonic(), False
+        self._beats += 1
+        self._paused = False  # after the beat, since `_watch` reads this first
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Suspends the watchdog during work of unknown duration, such as an evaluation."""
-        self._paused = True
+        before, self._paused = self._paused, True
         yield
-        self.beat()
+        if not before:
+            self.beat()
+
+    def around_step(self, batch: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
+        """Returns the context of a step: paused for the first batch of each shape, for which the step is compiled."""
+        shapes = tuple((name, rows.shape) for name, rows in batch.items())
+        if shapes in self._shapes:
+            return contextlib.nullcontext()
+        self._shapes.add(shapes)
+        return self.paused()
 
     def close(self) -> None:
         """Stops the watchdog."""
         self._over.set()
 
     def _watch(self) -> None:
-        while not self._over.wait(min(self._seconds / 4, 10)):
-            if not self._paused and time.monotonic() - self._last > self._seconds:
+        interval, beats, quiet = min(self._seconds / 4, 10), 0, 0.0  # the clock also counts while the process is stopped
+        while not self._over.wait(interval):
+            if self._paused or self._beats != beats:
+                beats, quiet = self._beats, 0.0
+                continue
+            quiet += interval
+            if quiet >= self._seconds:
                 print(
                     f"error: no step ended within train.hang_seconds={self._seconds}; the same "
                     "command with --resume continues from the last checkpoint. Stack traces of all threads:",

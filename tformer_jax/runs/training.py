@@ -143,12 +143,19 @@ class Training:
         meter = Meter(**host["meter"])
         taught_by = [self.teacher.params] if self.teacher else []
         self.trainer = Trainer(
-            cfg, train_step, state, experiment.batches, place, meter=meter, monitor=monitor, taught_by=taught_by
+            cfg,
+            train_step,
+            state,
+            experiment.batches,
+            place,
+            meter=meter,
+            monitor=monitor,
+            taught_by=taught_by,
+            around_step=self.watchdog.around_step,
         )
         self.evaluations = Evaluations(
             experiment,
             self.record,
-            self.watchdog,
             best=best_so_far(host, self.checkpointer.fingerprint),
             evaluated_at=host.get("evaluated_at", step),
             own=metrics or {},
@@ -291,14 +298,14 @@ class Training:
     def validate(self) -> None:
         """Evaluates the newest weights on the validation split, for `train.metric`."""
         self.trainer.check_all()
-        self.evaluations.validate(self.trainer.step, weights.to_evaluate(self.cfg, self.trainer.state))
+        with self.watchdog.paused():
+            self.evaluations.validate(self.trainer.step, weights.to_evaluate(self.cfg, self.trainer.state))
         self.trainer.meter.restart()
 
     def save(self) -> None:
         """Starts saving a checkpoint of this step, with its score if it was evaluated, after all records."""
         trainer = self.trainer
         trainer.check_all()
-        self.record.metrics.flush()
         host = {
             "batches": jsonable(trainer.batches.get_state()),
             "meter": trainer.meter.state(),
@@ -310,6 +317,7 @@ class Training:
             "changes": self.changes.of_training(trainer.step),
         }
         with self.watchdog.paused():
+            self.record.metrics.flush()
             score = self.evaluations.score(trainer.step)
             self.checkpointer.save(trainer.step, trainer.state, host, score=score)
 

@@ -1,6 +1,7 @@
 """The training loop, which knows no file: whatever writes, prints or evaluates is one of its actions."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ class Trainer:
         train_step: the jitted step: (state, batch, *taught_by) -> (state, metrics).
         place: puts a batch of this process onto its devices.
         taught_by: the parameters of the teacher; () without one.
+        around_step: returns the context in which the step is called with a batch, and traced for its FLOPs.
     """
 
     def __init__(
@@ -36,9 +38,10 @@ class Trainer:
         meter: Meter,
         monitor: StepMonitor,
         taught_by: Sequence[Any] = (),
+        around_step: Callable[[Mapping[str, jax.Array]], AbstractContextManager[None]] = lambda batch: nullcontext(),
     ):
         self.cfg, self.train_step, self.state, self.taught_by = cfg, train_step, state, taught_by
-        self.batches, self.place = batches, place
+        self.batches, self.place, self.around_step = batches, place, around_step
         self.meter, self.monitor = meter, monitor
         self.step = int(state.step)
 
@@ -53,17 +56,18 @@ class Trainer:
         """
         self.batches.take_waited()  # before the first step
         for batch in self._batches_until(ended):
-            self.state, metrics = self.train_step(self.state, batch, *self.taught_by)
-            self.finish_step(batch, metrics)
+            with self.around_step(batch):
+                self.state, metrics = self.train_step(self.state, batch, *self.taught_by)
+                flops = training_flops(self.cfg, batch)
+            self.finish_step(batch, metrics, flops)
             for due, action in actions:
                 if due(self.step):
                     action()
 
-    def finish_step(self, batch: Mapping[str, jax.Array], metrics: Any) -> None:
+    def finish_step(self, batch: Mapping[str, jax.Array], metrics: Any, flops: float) -> None:
         """Counts a step, and checks the steps whose metrics are ready."""
         self.step += 1
         self.monitor.remember(self.step, batch)
-        flops = training_flops(self.cfg, batch)
         self.monitor.check(self.meter.add(metrics, flops=flops, waited=self.batches.take_waited()))
 
     def check_all(self) -> None:
