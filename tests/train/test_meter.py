@@ -117,7 +117,7 @@ def test_the_time_left_includes_evaluations(clock, step, seconds):
             clock.now, clock.compiled = clock.now + 8, clock.compiled + 5
             return {"loss": 1.0}
 
-    actual = Timed(experiment, None, None, {}, 0, {})
+    actual = Timed(experiment, None, {}, 0, {})
     assert actual.seconds_left(step) is None
     actual.validate(step, None)
     assert actual.seconds_left(step) == seconds
@@ -154,6 +154,19 @@ def test_steps_before_a_checkpoint_count_after_it():
         meter_.add(step(2.0, 10), waited=0)
         meter_.fetch_all()
     assert resumed.read()["loss"] == whole.read()["loss"] == 1.25
+
+
+def test_metrics_that_a_resume_turns_on_or_off_are_means_of_the_steps_that_have_them():
+    """Regression test: a resume without `train.log_norms` between two records of metrics ended with a KeyError."""
+    with_norms, without = (step(1.0, 30, **norms) for norms in ({"param_norm/head": 3.0}, {}))
+    for before, after in ((with_norms, without), (without, with_norms)):
+        first = Meter()
+        first.add(before, waited=0)
+        first.fetch_all()
+        resumed = Meter(**first.state())
+        resumed.add(after, waited=0)
+        resumed.fetch_all()
+        assert resumed.read()["param_norm/head"] == 3.0
 
 
 def test_the_noise_scale_is_a_ratio_of_means():

@@ -161,12 +161,12 @@ class Meter:
 
 
 def _averages(steps: list[Values]) -> Values:
+    """Returns the mean of each metric over the steps that have it: a resume may turn on or off `train.log_norms`."""
     updates = [step for step in steps if not step["skipped"]]
     result = {"loss": math.nan, "grad_norm": math.nan, "skipped_steps": float(len(steps) - len(updates))}
     if updates:
-        columns = {
-            name: np.array([step[name] for step in updates]) for name in updates[0] if name not in ("skipped", "tokens")
-        }
+        names = dict.fromkeys(name for step in updates for name in step if name not in ("skipped", "tokens"))
+        columns = {name: np.array([step[name] for step in updates if name in step]) for name in names}
         labels = columns.pop("labels")
         by_label = {name: columns.pop(name) for name in ("loss", "nll", "divergence") if name in columns}
         result |= {name: float((column * labels).sum() / max(labels.sum(), 1)) for name, column in by_label.items()}
