@@ -202,7 +202,7 @@ class TrainConfig(Section):
     )
     hang_seconds: int = setting(
         1800,
-        "seconds after which a hung step ends the run with stack traces; 0 disables it",
+        "seconds after which a hung step ends the run with stack traces, not counting compilation; 0 disables it",
         low=0,
         resumable=SAME_TRAINING,
     )

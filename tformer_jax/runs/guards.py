@@ -118,7 +118,7 @@ class Watchdog:
         self._over.set()
 
     def _watch(self) -> None:
-        interval, beats, quiet = min(self._seconds / 4, 10), 0, 0.0  # the clock also counts while the process is stopped
+        interval, beats, quiet = min(self._seconds / 4, 10), 0, 0.0
         while not self._over.wait(interval):
             if self._paused or self._beats != beats:
                 beats, quiet = self._beats, 0.0
