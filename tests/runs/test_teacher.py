@@ -9,7 +9,7 @@ import pytest
 
 from tests.runs.conftest import small_config
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import Config
+from tformer_jax.config import Config, MoEConfig, ParallelConfig
 from tformer_jax.runs import experiment, run_folder, training
 from tformer_jax.runs.trained import load_trained
 
@@ -79,3 +79,16 @@ def test_teachers_that_do_not_fit(first, corpus_folder, tmp_path, section, chang
     cfg = dataclasses.replace(cfg, **{section: dataclasses.replace(getattr(cfg, section), **changes)})
     with pytest.raises(UserError, match=sentence):
         build(cfg, tmp_path / "new", corpus_folder)
+
+
+@pytest.mark.slow
+def test_a_teacher_needs_no_experts_and_no_mesh_of_its_own(first, corpus_folder, tmp_path):
+    """Regression test: the mesh was compared with the teacher's `parallel.preset`, and had to shard its experts."""
+    teacher = shutil.copytree(first, tmp_path / "teacher")
+    of_teacher = run_folder.read_json(teacher / "config.json")
+    run_folder.write_json(teacher / "config.json", of_teacher | {"parallel": {"preset": "zero1"}})
+    cfg = student(teacher, steps=1)
+    model = dataclasses.replace(cfg.model, ffn="moe", moe=MoEConfig(num_experts=2), dim=12)
+    data = dataclasses.replace(cfg.data, batch_tokens=72, batch_multiple=6)
+    cfg = dataclasses.replace(cfg, model=model, data=data, parallel=ParallelConfig(data=3, expert=2))
+    assert training.run(build(cfg, tmp_path / "new", corpus_folder))["steps"] == 1

@@ -11,7 +11,7 @@ from flax import linen as nn
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from tformer_jax import axes
-from tformer_jax.config import Config, kinds
+from tformer_jax.config import Config, ModelConfig, ParallelConfig, kinds
 from tformer_jax.parallel.mesh import BATCH_AXES
 
 Rules = Mapping[str, tuple[str, ...]]
@@ -148,24 +148,33 @@ def check(cfg: Config, sizes: Mapping[str, int]) -> None:
 
 
 def check_model(cfg: Config, sizes: Mapping[str, int]) -> None:
-    """Checks that a mesh with axes of these sizes divides the model evenly.
+    """Checks that a mesh with axes of these sizes divides the model and the optimizer state evenly.
 
     Raises:
-        UserError: an axis does not divide what it shards.
+        UserError: an axis does not divide what it shards, or shards nothing of the model.
     """
-    model, moe = cfg.model, cfg.model.uses_experts
-    if sizes["expert"] > 1 and not moe:
+    model = cfg.model
+    if sizes["expert"] > 1 and not model.uses_experts:
         raise cfg.parallel.error(
             "expert", "the model has no experts; write model.ffn='moe', or use parallel.fsdp instead"
         )
-    for name, setting in MUST_DIVIDE.items():
-        for axis in RULES[name]:
-            if attrgetter(setting)(model) % sizes[axis] and (moe or name != axes.EXPERTS):
-                raise model.error(setting, f"must be a multiple of the mesh's {axis}={sizes[axis]}")
+    check_sharding(model, cfg.parallel, sizes)
     shares = {axis: sizes[axis] for axis in ZERO1[axes.EMBED] if sizes[axis] > 1}
     if cfg.parallel.preset == "zero1" and model.dim % math.prod(shares.values()):
         product = " * ".join(f"{axis}={size}" for axis, size in shares.items())
         raise model.error("dim", f"must be a multiple of the mesh's {product} for parallel.preset='zero1'")
+
+
+def check_sharding(model: ModelConfig, parallel: ParallelConfig, sizes: Mapping[str, int]) -> None:
+    """Checks that a mesh with axes of these sizes can hold the parameters of a model and compute it.
+
+    Raises:
+        UserError: an axis does not divide what it shards.
+    """
+    for name, setting in MUST_DIVIDE.items():
+        for axis in RULES[name]:
+            if attrgetter(setting)(model) % sizes[axis] and (model.uses_experts or name != axes.EXPERTS):
+                raise model.error(setting, f"must be a multiple of the mesh's {axis}={sizes[axis]}")
     recurrent = [kind for kind in model.attentions if kinds.is_recurrent(kind)]
     if recurrent and sizes["sequence"] > 1:
-        raise cfg.parallel.error("sequence", f"attention {recurrent[0]!r} reads its tokens in order; write 1")
+        raise parallel.error("sequence", f"attention {recurrent[0]!r} reads its tokens in order; write 1")

@@ -50,7 +50,7 @@ def check(cfg: Config, tokenizers: Tokenizers, mesh: Mesh) -> None:
             "teacher", f"has model.max_length={theirs.model.max_length}, and the rows have {cfg.data.longest} tokens"
         )
     try:
-        rules.check_model(theirs, mesh.shape)
+        rules.check_sharding(theirs.model, cfg.parallel, mesh.shape)
     except UserError as error:
         raise train.error("teacher", f"does not fit the mesh of this run ({error})") from error
 
