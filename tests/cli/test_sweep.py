@@ -324,10 +324,18 @@ def test_the_reason_of_a_failure(status, output, problem):
     assert sweep.describe_failure(status, output) == problem
 
 
-def test_the_advice_to_resume_is_left_out():
+@pytest.mark.parametrize(
+    "advice",
+    [
+        f"; {non_finite.advice(Config())}",
+        "; the same command with --resume continues from the last checkpoint. Stack traces of all threads:",
+        ", then repeat the command with --resume",
+        ", then the same command with --resume continues from the last checkpoint",
+    ],
+)
+def test_the_advice_to_resume_is_left_out(advice):
     """The command that it would repeat is not the one that the user typed, and has no such flag."""
-    advice = non_finite.advice(Config())
-    assert sweep.describe_failure(1, f"error: the loss is not finite; {advice}\n") == "error: the loss is not finite"
+    assert sweep.describe_failure(1, f"error: the disk is full{advice}\n") == "error: the disk is full"
 
 
 def test_only_the_output_of_the_last_start_is_searched(corpus_folder, tmp_path, monkeypatch):

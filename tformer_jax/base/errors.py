@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 
 LESS_MEMORY = "model.remat='nothing_saveable' or train.loss_chunk"
 """Settings with which a train step needs less device memory, and which a resumed run may change."""
-RESUME = "repeat the command with --resume"
-"""The start of the advice on a diverged run; a sweep, whose command has no such flag, leaves the advice out."""
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of writes to a disk, quota or file that is full."""
 

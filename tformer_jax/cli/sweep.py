@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from tformer_jax.base.errors import RESUME, RunError, UserError
+from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.base.paths import resolved
 from tformer_jax.cli.children import Children
 from tformer_jax.cli.common import DATA_VARIABLE, add_data, add_number, add_path, check_writable, new_parser
@@ -36,6 +36,8 @@ from tformer_jax.runs.run_folder import read_json, write_json
 TRAIN = "from tformer_jax.cli.common import run_main; from tformer_jax.cli.train import main; run_main(main)"
 SHARED_DEVICE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 """Environment of runs that share a device: by default, JAX reserves three quarters of a GPU's memory when it starts."""
+ADVICE = re.compile("(?:;|,) (?:then )?(?:repeat the|the same) command with --resume")
+"""Begin of the advice of `train.py` to resume a run, which a sweep does by itself."""
 CONFIGS = "sweep.json"
 """Name of the file of all configs, in the folder of the sweep."""
 MAX_NAME_BYTES = 240
@@ -307,7 +309,7 @@ def describe_failure(status: int, output: str) -> str:
     """Returns why a run failed: its error, or else its exit status, or the signal that killed it, and its last line."""
     lines = output.split("\n")
     if errors := [line for line in lines if line.startswith("error: ")]:
-        return errors[-1].split(f"; {RESUME}")[0]
+        return ADVICE.split(errors[-1])[0]
     ended = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
     return f"{ended} after: {next(filter(None, reversed(lines)), 'no output')}"
 

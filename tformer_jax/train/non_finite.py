@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from tformer_jax.base.errors import RESUME, one_line
+from tformer_jax.base.errors import one_line
 from tformer_jax.config import Config
 from tformer_jax.models import registry
 from tformer_jax.models.losses import Teacher
@@ -24,7 +24,7 @@ def advice(cfg: Config) -> str:
         return "train another run with a milder optimizer=, which train.start_from lets start from this one"
     rate, warmup, clip = schedules.peak(cfg) / 10, 10 * cfg.optim.warmup_steps, cfg.optim.clip_norm / 10 or 1.0
     flags = f"--config.optim.learning_rate={rate:.3g}, --config.optim.warmup_steps={warmup}"
-    return f"{RESUME} and such settings as {flags} or --config.optim.clip_norm={clip:.3g}"
+    return f"repeat the command with --resume and such settings as {flags} or --config.optim.clip_norm={clip:.3g}"
 
 
 def origin(model: nn.Module, params: Any, batch: Mapping[str, Any], key: jax.Array, cfg: Config, *teacher: Any) -> str:
