@@ -268,8 +268,12 @@ class Training:
 
     def log(self) -> None:
         """Records and shows the metrics of the steps since the last record."""
+        self.trainer.check_all()
+        with self.watchdog.paused():
+            self._write_metrics()
+
+    def _write_metrics(self) -> None:
         trainer, meter = self.trainer, self.trainer.meter
-        trainer.check_all()
         updates = trainer.step - meter.skipped_steps
         devices = list(self.experiment.mesh.devices.flat)
         memory, peak = hardware.memory_bytes(devices), hardware.peak_flops(devices)
