@@ -181,6 +181,22 @@ def test_symbols_and_placeholders_stay_whole():
     assert changed("case", text, data=data, sides=("source",)) == "SAY %(name)s TO {USER NAME}<br>ABC"
 
 
+def test_noise_of_words_leaves_symbols_and_placeholders_where_they_are():
+    data = {"symbols": ("<br>",), "placeholders": ("braces",)}
+    draws = (NO, YES, YES, YES, YES)
+    assert changed("word_dropout", "a b {0} <br> c", *draws, data=data) == "a {0} <br>"
+    settings = {"data": data, "distance": 9}
+    swap, text = prepared("word_swap", **settings), "a b c <br> {0}, {1} <br> d e f"
+    orders = {swap({"source": text}, random.Random(seed), 0)["source"] for seed in range(300)}
+    sides = ([" ".join(words) for words in itertools.permutations(side)] for side in ("abc", "def"))
+    assert orders == {" <br> {0}, {1} <br> ".join(pair) for pair in itertools.product(*sides)}
+
+
+def test_private_use_characters_of_a_text_stay():
+    data = {"symbols": ("<br>",)}
+    assert changed("case", "\U00100000 a <br> b", data=data, sides=("source",)) == "\U00100000 A <br> B"
+
+
 def test_texts_of_documents_are_changed_and_labels_are_not():
     upper = prepared("case")
     assert upper({"text": "ab", "label": "x"}, Scripted(), 0) == {"text": "AB", "label": "x"}

@@ -1,12 +1,13 @@
 """Noise of white space, punctuation, typing and words, as users' texts have it."""
 
 import dataclasses
+import itertools
 import random
 import re
 import unicodedata
 
 from tformer_jax.config.fields import setting
-from tformer_jax.data.transforms.texts import TextTransform
+from tformer_jax.data.transforms.texts import TextTransform, is_fixed
 
 WORD = re.compile(r"[^\W\d_]{2,}")
 """A word in which a typo can be made."""
@@ -109,7 +110,10 @@ class Typos(DrawnChange):
 
 @dataclasses.dataclass(frozen=True)
 class WordDropout(TextTransform):
-    """Removes words, which white space separates; at least one stays ("Unsupervised Machine Translation ...", 2018)."""
+    """Removes words, which white space separates ("Unsupervised Machine Translation ...", 2018).
+
+    At least one stays, and so do all words with a symbol or placeholder.
+    """
 
     rate: float = setting(0.1, "probability with which a word is removed", low=0, high=1)
 
@@ -118,13 +122,16 @@ class WordDropout(TextTransform):
         start, body, end = _without_margins(text)
         first, *others = SPACES.split(body)
         words = [("", first), *zip(others[::2], others[1::2], strict=True)]
-        remaining = [pair for pair in words if rng.random() >= self.rate] or [rng.choice(words)]
+        remaining = [pair for pair in words if rng.random() >= self.rate or is_fixed(pair[1])] or [rng.choice(words)]
         return start + remaining[0][1] + "".join(space + word for space, word in remaining[1:]) + end
 
 
 @dataclasses.dataclass(frozen=True)
 class WordSwap(TextTransform):
-    """Permutes words, each by a few places at most ("Unsupervised Machine Translation ...", 2018, section 2.3)."""
+    """Permutes words, each by a few places at most ("Unsupervised Machine Translation ...", 2018, section 2.3).
+
+    Words with a symbol or placeholder stay where they are, and no word moves past them.
+    """
 
     distance: int = setting(3, "maximum number of places by which a word moves", low=1)
 
@@ -133,8 +140,10 @@ class WordSwap(TextTransform):
         start, body, end = _without_margins(text)
         parts = SPACES.split(body)
         words = parts[::2]
-        keys = [place + rng.random() * (self.distance + 1) for place in range(len(words))]
-        parts[::2] = [words[place] for place in sorted(range(len(words)), key=keys.__getitem__)]
+        fixed = list(map(is_fixed, words))
+        keys = [place + (0 if fixed[place] else rng.random() * (self.distance + 1)) for place in range(len(words))]
+        runs = itertools.groupby(range(len(words)), fixed.__getitem__)
+        parts[::2] = [words[place] for _, run in runs for place in sorted(run, key=keys.__getitem__)]
         return "".join((start, *parts, end))
 
 

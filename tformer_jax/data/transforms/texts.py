@@ -19,6 +19,11 @@ FIRST_MARK = 0x100000
 """First of the private-use characters that stand for symbols and placeholders while a text is changed."""
 
 
+def is_fixed(word: str) -> bool:
+    """Returns whether a word has a symbol or placeholder, given as the character that stands for it."""
+    return any(ord(character) >= FIRST_MARK for character in word)
+
+
 @dataclasses.dataclass(frozen=True)
 class TextTransform(Transform):
     """Changes the texts of an example, without their symbols and placeholders; a kind implements `change_text`."""
@@ -45,7 +50,7 @@ class TextTransform(Transform):
         if fixed is None:
             return self.change_text(text, rng)
         originals: dict[int, str] = {}
-        numbers = itertools.count(FIRST_MARK)
+        numbers = (number for number in itertools.count(FIRST_MARK) if chr(number) not in text)
 
         def mark(match: re.Match[str]) -> str:
             originals[number := next(numbers)] = match[0]
