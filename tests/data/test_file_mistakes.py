@@ -211,6 +211,9 @@ def test_unknown_labels(tmp_path):
     write(tmp_path, **{"a.tsv": b"x\t1\ny\t2\n", "b.tsv": b"z\t3\n"})
     with pytest.raises(DataError, match="label 'z' of the held-out data does not occur in the training data, .* x, y"):
         load_corpus(config("tsv", "a.tsv", "classifier", validation="b.tsv"), tmp_path)
+    write(tmp_path, **{"a.tsv": "".join(f"{number:03}\ta\n" * 2 for number in range(900)).encode()})
+    with pytest.raises(DataError, match="which has 000, 001, .*, 019 and 880 more: add such examples"):
+        load_corpus(config("tsv", "a.tsv", "classifier", validation="b.tsv", fields=("2", "1")), tmp_path)
 
 
 def test_texts_in_the_column_of_labels_are_noticed(tmp_path):

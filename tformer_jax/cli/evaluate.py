@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import tformer_jax as tj
-from tformer_jax.base.errors import UserError
+from tformer_jax.base.errors import UserError, list_names
 from tformer_jax.base.numbers import counted
 from tformer_jax.base.paths import checksum
 from tformer_jax.cli import generation, test_sets
@@ -123,15 +123,17 @@ def evaluate_split(
             has changed since the training.
     """
     from tformer_jax.data.corpora import load_corpus
+    from tformer_jax.data.corpora.splits import MANY_LABELS
     from tformer_jax.data.pipeline import without_refused
     from tformer_jax.runs.experiment import corpus_facts, find_tokenizers
     from tformer_jax.tasks.evaluators.split import evaluators_for
 
     corpus = load_corpus(cfg, data_root)
     if corpus.labels != run.labels:
+        read, trained = (list_names(labels or (), MANY_LABELS) for labels in (corpus.labels, run.labels))
         raise UserError(
-            f"the classes of the data are {', '.join(corpus.labels or ())}, but {run.path} has the classes "
-            f"{', '.join(run.labels or ())}; restore the training data, which determine the classes"
+            f"the classes of the data are {read}, but {run.path} has the classes {trained}; restore the training "
+            "data, which determine the classes"
         )
     tokenizers = find_tokenizers(cfg, corpus, data_root, run.path / "tokenizers")
     corpus = without_refused(cfg, corpus, tokenizers)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tformer_jax.base import user_cache
+from tformer_jax.base.errors import list_names
 from tformer_jax.config import Config, DataConfig, kinds
 from tformer_jax.config.directions import Direction
 from tformer_jax.config.task import task_of
@@ -32,7 +33,9 @@ ENOUGH = 20
 READING = ("source", "source_language", "target_language", "fields", "language_fields", "header", "clean_whitespace")
 """Settings that change what is read, of any source."""
 MANY_LABELS = 20
-"""If a corpus has more labels than this, and most examples have one of their own, the labels are probably texts."""
+"""If a corpus has more labels than this, and most examples have one of their own, the labels are probably texts.
+
+Messages name as many labels."""
 
 
 class Reader(Protocol):
@@ -286,7 +289,8 @@ def _collect_labels(data: DataConfig, train: Iterable[Example], others: Iterable
         if unknown:
             raise DataError(
                 f"label {min(unknown)!r} of the held-out data does not occur in the training data, which has "
-                f"{', '.join(labels)}: add such examples to data.train, or remove them from the held-out data"
+                f"{list_names(labels, MANY_LABELS)}: add such examples to data.train, or remove them from the held-out "
+                "data"
             )
     return labels
 

@@ -251,10 +251,9 @@ def _labels(builder: Any, fields: dict[str, str]) -> tuple[str, ...] | None:
     feature = _feature(builder.info.features, fields["label"])
     if isinstance(feature, tfds.features.ClassLabel):
         names = tuple(map(clean_whitespace, feature.names))
-        if len({*names}) < len(names):
-            raise DataError(
-                f"two labels of {builder.name} differ only in white space: {', '.join(map(repr, feature.names))}"
-            )
+        for name, cleaned in zip(feature.names, names, strict=True):
+            if (first := feature.names[names.index(cleaned)]) != name:
+                raise DataError(f"two labels of {builder.name} differ only in white space: {first!r}, {name!r}")
         return names
     integer = not feature.shape and feature.np_dtype is not None and np.issubdtype(feature.np_dtype, np.integer)
     if not integer and not isinstance(feature, tfds.features.Text):
