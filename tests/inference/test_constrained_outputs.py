@@ -71,6 +71,13 @@ def test_texts_have_constraints_and_a_glossary(tmp_path, caplog):
     assert "1 of 2 outputs have not all phrases of their constraints, for lack of room or of a token" in caplog.text
 
 
+def test_the_output_of_a_blank_text_lacks_its_phrases():
+    model, params = build(tiny("seq2seq"), seed=1)
+    translate = Translator(dataclasses.replace(setup("seq2seq"), decode=BEAM), model, TOKENIZERS)
+    outputs = translate.outputs(params, [TextRequest(" ", constraints=["a"]), " "])
+    assert [(output.text, output.constraints_met) for output in outputs] == [("", False), ("", None)]
+
+
 @pytest.mark.parametrize(
     ("decode", "given", "problem"),
     [

@@ -226,7 +226,7 @@ class RowDecoder:
                         text, tokens = "".join(pieces.pop(key)), ids.pop(key)
                         finished[key[0]][key[1]] = self._finished(rows[key[0]], event, text, tokens)
             row_outputs = finished.pop(n, {})
-            yield [row_outputs[sample] for sample in range(outputs)] if row.ids else [self._blank(row.text)] * outputs
+            yield [row_outputs[sample] for sample in range(outputs)] if row.ids else [self._blank(row)] * outputs
 
     def pieces(self, row: EncodedRequest, *, seed: int = 0) -> Iterator[Output]:
         """Yields the output of one row in pieces, each decoded when it is requested.
@@ -235,7 +235,7 @@ class RowDecoder:
         `decode.candidates`, the whole output is the only piece.
         """
         if not row.ids:
-            yield self._blank(row.text)
+            yield self._blank(row)
             return
         if self._cfg.decode.candidates > 1:
             yield self([row], seed=seed)[0][0]
@@ -269,11 +269,13 @@ class RowDecoder:
             unknown_read=self._read.special.count_unknown(row.ids),
         )
 
-    def _blank(self, text: str) -> Output:
+    def _blank(self, row: EncodedRequest) -> Output:
         """Returns the output of an empty row, which is the text if that has only markup to put back."""
-        if self._cfg.decode.markup == "align" and is_blank(take_out(text, self._parts[2].placeholders).plain):
-            return Output(text, None, placeholders_kept=True)
-        return Output("", None, alignment=() if self._cfg.decode.alignments else None)
+        if self._cfg.decode.markup == "align" and is_blank(take_out(row.text, self._parts[2].placeholders).plain):
+            met = self._meets_constraints(row, row.text)
+            return Output(row.text, None, placeholders_kept=True, constraints_met=met)
+        alignment = () if self._cfg.decode.alignments else None
+        return Output("", None, alignment=alignment, constraints_met=self._meets_constraints(row, ""))
 
     def _keeps_placeholders(self, source: str, output: str, ids: Sequence[int]) -> bool | None:
         """Returns whether an output has exactly the placeholders of its source, and no symbol for another one."""
