@@ -11,9 +11,9 @@ import yaml
 
 import tformer_jax as tj
 from tformer_jax.base.errors import UserError
-from tformer_jax.cli import import_hf
+from tformer_jax.cli import export_hf, import_hf
 from tformer_jax.config import kinds
-from tformer_jax.interop import hf, marian
+from tformer_jax.interop import hf, marian, sinusoids
 from tformer_jax.interop.files import read_arrays
 
 SETTINGS = {
@@ -79,6 +79,7 @@ def test_the_run_of_a_file_is_that_of_the_checkpoint(model, imported, tmp_path):
     import_hf.main([str(model()), "--run", str(tmp_path / "run")])
     actual, expected = tj.load(tmp_path / "run"), tj.load(imported("marian")[1])
     cfg = dataclasses.replace(expected.config.model, max_length=marian.MAX_LENGTH, activation="silu")
+    cfg = dataclasses.replace(cfg, **sinusoids.MARIAN_NMT)
     assert actual.config.model == cfg
     jax.tree.map(np.testing.assert_array_equal, actual.params, expected.params)
     assert (actual.config.decode.strategy, actual.config.decode.beams) == ("beam", 6)
@@ -88,6 +89,12 @@ def test_the_run_of_a_file_is_that_of_the_checkpoint(model, imported, tmp_path):
         assert ours.special == theirs.special
         for text in ("the cat sat", "der Hund Ω", ">>fr<< the dog"):
             assert ours.encode(text) == theirs.encode(text)
+
+
+def test_an_export_for_ctranslate2_has_the_same_positions(model, tmp_path, capsys):
+    import_hf.main([str(model()), "--run", str(tmp_path / "run")])
+    export_hf.main(["--run", str(tmp_path / "run"), str(tmp_path / "out"), "--format", "ctranslate2"])
+    assert ": log-probabilities within" in capsys.readouterr().out
 
 
 def test_the_activation_and_the_search_are_those_of_marian(model, tmp_path):
@@ -109,6 +116,8 @@ def test_the_activation_and_the_search_are_those_of_marian(model, tmp_path):
     [
         ({"transformer-preprocess": "n"}, "transformer-preprocess='n' of special:model.yml is not supported, only ''"),
         ({"right-left": True}, "right-left='true' of special:model.yml is not supported, only 'false'"),
+        ({"transformer-attention-mask": "alibi"}, "transformer-attention-mask='alibi' of special:model.yml is not"),
+        ({"transformer-disable-position-embeddings": True}, "disable-position-embeddings='true' of special:model.yml"),
         ({"dim-emb": None}, "the model of Marian has no 'dim-emb' in special:model.yml"),
     ],
 )

@@ -67,6 +67,8 @@ class Architecture:
     """Our `attention_projections` with the same layout."""
     inputs_first: bool = False
     """Whether matrices of the base model are [in, out] (GPT-2), unlike the output head."""
+    stored_sinusoids: bool = False
+    """Whether its checkpoints may hold sinusoids, which replace those that transformers computes."""
     float32: tuple[str, ...] = ()
     """Patterns of names of arrays that are float32 also in checkpoints of another dtype."""
 

@@ -251,6 +251,7 @@ def _bart_architecture(
     name: str, settings: Callable[[Settings], Settings], config: Config, *rules: Rule, ignored: tuple[str, ...] = ()
 ) -> Architecture:
     rest: dict[str, Any] = {"shared": "model.shared.weight", "copies": _MODEL_EMBEDDINGS}
+    rest["stored_sinusoids"] = name == "MarianMTModel"
     return Architecture(name, settings, config, lambda cfg: rules, ignored, "model.", **rest)
 
 

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig, kinds
-from tformer_jax.interop import adapters, files, mapping, mxfp4, settings_comparison
+from tformer_jax.interop import adapters, files, mapping, mxfp4, settings_comparison, sinusoids
 from tformer_jax.interop.architecture import UNREADABLE, Architecture, check, class_names, require
 from tformer_jax.interop.array_names import is_base_model, rename_copies, standard_names
 from tformer_jax.interop.bert import CLASSIFIERS, MASKED_LMS
@@ -117,7 +117,6 @@ def load(
     base = is_base_model(stored, architecture)
     read = _read_settings(hf, arrays, architecture, headless=headless, base=base)
     _check_length(read, settings.get("max_length"))
-    _check_sinusoids(arrays, read["position"])
     if _family(read).classifies and f"{architecture.classifier}.weight" not in arrays:
         arrays.update(random_head(read | settings, architecture, arrays, classes="num_classes" in settings))
     cfg = ModelConfig(**read | settings)
@@ -165,6 +164,7 @@ def save(
     cfg, params = _convert_layout(architecture, cfg, params)
     try:
         arrays, fields = mapping.to_theirs(architecture.rules(cfg), params), architecture.config(cfg)
+        arrays |= sinusoids.write(cfg, architecture)
     except UserError as error:
         raise _unfit_error(model_type, str(error)) from error
     hf: dict[str, Any] = {"model_type": model_type, "architectures": [architecture.name], "dtype": cfg.param_dtype}
@@ -206,6 +206,7 @@ def needed_changes(cfg: ModelConfig, model_type: str) -> list[str] | None:
         ids = {"model_type": model_type} | token_ids(DEFAULT_SPECIAL_TOKENS, cfg)
         settings = architecture.settings(Fields(DEFAULTS[model_type] | ids | architecture.config(cfg)))
         settings |= {"tie_embeddings": cfg.tie_embeddings, "output_bias": cfg.output_bias}
+        settings |= sinusoids.read(sinusoids.write(cfg, architecture), settings)
         if model_type in ("t5", "umt5"):  # whose tied embedding is scaled as the output head
             settings["scale_output"] = cfg.tie_embeddings == "all"
         back = ModelConfig(**settings)
@@ -275,18 +276,6 @@ def _check_length(read: dict[str, Any], given: int | None) -> None:
         raise UserError(f"max_length={given}: its positions end at {read['max_length']}; leave the maximum length out")
 
 
-def _check_sinusoids(arrays: Mapping[str, Any], position: str) -> None:
-    """Raises `UserError` if saved positions, which are not read, are not the sinusoids that the model computes."""
-    steps = {"sinusoidal_halves": 0, "sinusoidal_fairseq": 1}
-    for name in arrays if position in steps else ():
-        if name.endswith(("embed_positions.weight", "embed_positions.weights")):
-            table = np.asarray(arrays[name], np.float32)
-            half, first = table.shape[1] // 2, 2 * steps[position]  # fairseq's first rows are not read
-            angles = np.arange(len(table))[:, None] / 10_000 ** (np.arange(half) / (half - steps[position]))
-            expected = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
-            check(np.abs(table - expected)[first:].max() < 0.01, f"{name} has other positions than sinusoids")
-
-
 def _read_settings(
     hf: dict[str, Any],
     arrays: MutableMapping[str, Any],
@@ -313,6 +302,7 @@ def _read_settings(
             raise UserError(f"{UNREADABLE}tie_word_embeddings=False, but it has no {architecture.head}")
     read["tie_embeddings"] = _remove_tied(_family(read), arrays, architecture)
     read["output_bias"] = architecture.head_bias in arrays
+    read |= sinusoids.read(arrays, read)
     if _family(read).classifies:
         read.setdefault("pooler", "bert.pooler.dense.weight" in arrays)
         if f"{architecture.classifier}.weight" in arrays:

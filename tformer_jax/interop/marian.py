@@ -15,6 +15,7 @@ import numpy as np
 
 from tformer_jax.base.checks import import_extra
 from tformer_jax.base.errors import UserError, first_line
+from tformer_jax.interop import sinusoids
 from tformer_jax.interop.architecture import Settings, check
 from tformer_jax.interop.files import StoredArrays
 
@@ -40,12 +41,17 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "transformer-postprocess-top": ("",),
     "transformer-decoder-autoreg": ("self-attention",),
     "transformer-ffn-depth": ("2",),
+    "transformer-decoder-ffn-depth": ("0", "2"),
     "transformer-no-projection": ("false",),
     "transformer-train-position-embeddings": ("false",),
+    "transformer-disable-position-embeddings": ("false",),
+    "transformer-attention-mask": ("default",),
+    "transformer-pool": ("false",),
     "transformer-tied-layers": ([],),
     "right-left": ("false",),
     "ulr": ("false",),
     "lemma-dim-emb": ("0",),
+    "factors-dim-emb": ("0",),
 }
 """Settings that change what a model computes, and their supported values."""
 NAMES = {
@@ -70,7 +76,8 @@ for _place, _module in (("self", "self_attn"), ("context", "encoder_attn")):
 def unpack(path: Path, folder: Path) -> StoredArrays:
     """Writes config.json and the tokenizers of a Marian model to `folder`; returns its arrays by Hugging Face's names.
 
-    A row of zeros is appended to the embedding, for the padding that starts the decoder.
+    A row of zeros is appended to the embedding, for the padding that starts the decoder. The arrays include the tables
+    of Marian's positions, which differ from those that transformers computes.
 
     Raises:
         UserError: PyYAML is not installed, a file is missing or damaged, or the model is not supported.
@@ -100,7 +107,8 @@ def unpack(path: Path, folder: Path) -> StoredArrays:
         for name in arrays
         if not name.startswith("special:")
     }
-    return StoredArrays(readers)
+    positions = sinusoids.table(MAX_LENGTH, int(given["dim-emb"]), sinusoids.MARIAN_NMT["position"])
+    return StoredArrays(readers | dict.fromkeys(sinusoids.NAMES, lambda: positions))
 
 
 def _find_file(folder: Path, pattern: str) -> Path:
@@ -128,7 +136,7 @@ def _read_config(given: Settings, vocab: dict[str, int], search: Settings) -> Se
         "model_type": "marian",
         "vocab_size": size,
         "decoder_vocab_size": size,
-        "decoder_ffn_dim": config["encoder_ffn_dim"],
+        "decoder_ffn_dim": int(given.get("transformer-decoder-dim-ffn", 0)) or config["encoder_ffn_dim"],
         "decoder_attention_heads": config["encoder_attention_heads"],
         "max_position_embeddings": MAX_LENGTH,
         "max_length": MAX_LENGTH,
