@@ -27,7 +27,7 @@ GEMMA = {"query_pre_attn_scalar": H, "sliding_window": 16, "rope_theta": 1e6}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"rope_theta": 5e5, "original_max_position_embeddings": 8192}
 MORE = {
-    "llama": {"rope_parameters": LLAMA3, "head_dim": 6, "tie_word_embeddings": True},
+    "llama": {"rope_parameters": LLAMA3, "head_dim": 6, "tie_word_embeddings": True, "mlp_bias": True},
     "qwen2": {"head_dim": 2},  # it has no other sizes of heads than D / N
     "gemma2": GEMMA,
     "gemma3": GEMMA | {"model_type": "gemma3_text"},
@@ -39,24 +39,28 @@ TEXTS = ["the cat sat, 1234 times", "don't  sit on the\nlog", "Ω!"]
 def write(tmp_path):
     """Returns a function that writes the GGUF file of a checkpoint folder, as llama.cpp's converter does."""
 
-    def write_file(architecture: str, folder, tokens: dict, **more):
+    def write_file(architecture: str, folder, tokens: dict, *, lacks="", order=gguf.GGUFEndian.LITTLE, **more):
         config = json.loads((folder / "config.json").read_text())
-        writer = gguf.GGUFWriter(tmp_path / "model.gguf", architecture)
-        writer.add_context_length(config["max_position_embeddings"])
+        writer = gguf.GGUFWriter(tmp_path / "model.gguf", architecture, endianess=order)
+        if lacks != "context_length":
+            writer.add_context_length(config["max_position_embeddings"])
         writer.add_embedding_length(config["hidden_size"])
         writer.add_block_count(config["num_hidden_layers"])
         writer.add_feed_forward_length(config["intermediate_size"])
         writer.add_head_count(N)
         writer.add_head_count_kv(K)
-        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        if lacks != "layer_norm_rms_eps":
+            writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
         rotary = config["rope_parameters"]
-        writer.add_rope_freq_base(rotary.get("full_attention", rotary)["rope_theta"])
+        if lacks != "rope_freq_base":
+            writer.add_rope_freq_base(rotary.get("full_attention", rotary)["rope_theta"])
         if architecture != "qwen2":
             writer.add_key_length(H)
-        if "gemma" in architecture:
+        if "gemma" in architecture and lacks != "sliding_window":
             writer.add_sliding_window(config["sliding_window"])
         for name, value in more.items():
-            writer.add_float32(f"{architecture}.{name}", value)
+            add = {float: writer.add_float32, int: writer.add_uint32}
+            add[type(value)](name if "split" in name else f"{architecture}.{name}", value)
         for name, value in tokens.items():
             add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, list: writer.add_array}
             add[type(value)](f"tokenizer.ggml.{name}", value)
@@ -161,6 +165,87 @@ def test_a_sentencepiece_model(write, tmp_path):
         assert actual.decode(model.encode(text)) == text
 
 
+def test_runs_of_spaces_are_tokens_as_in_gemma(write, tmp_path):
+    """Regression test: two spaces were two tokens, because llama.cpp's converter writes that token with its spaces."""
+    raw, spaces = io.BytesIO(), ["  ", "   ", "\n\n"]
+    symbols = [text.replace(" ", "\u2581") for text in spaces]
+    options = {"model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "identity"}
+    options |= {"add_dummy_prefix": False, "remove_extra_whitespaces": False, "user_defined_symbols": symbols}
+    options |= {"vocab_size": 300, "hard_vocab_limit": False, "minloglevel": 9}
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(checkpoints.TEXTS), model_writer=raw, **options)
+    model = sentencepiece.SentencePieceProcessor(model_proto=raw.getvalue())
+    V = model.get_piece_size()
+    written, kinds = (
+        [model.id_to_piece(i) for i in range(V)],
+        [2, 3, 3, *(6 if model.is_byte(i) else 1 for i in range(3, V))],
+    )
+    for piece, text in zip(symbols, spaces, strict=True):
+        written[model.piece_to_id(piece)], kinds[model.piece_to_id(piece)] = text, 4
+    tokens = {
+        "model": "llama",
+        "tokens": written,
+        "scores": [model.get_score(i) for i in range(V)],
+        "token_type": kinds,
+    }
+    tokens |= {"bos_token_id": 1, "eos_token_id": 2, "add_space_prefix": False}
+    checkpoints.save(tmp_path, "Gemma2ForCausalLM", SIZES | GEMMA | {"vocab_size": V})
+    import_hf.main([str(write("gemma2", tmp_path, tokens)), "--run", str(tmp_path / "run")])
+    actual = tj.load(tmp_path / "run").tokenizers.target
+    for text in ("the  cat   sat", "  the\n\ncat ", "     "):
+        assert actual.encode(text) == model.encode(text)
+        assert actual.decode(model.encode(text)) == text
+
+
+@pytest.mark.parametrize("lacks", ["context_length", "layer_norm_rms_eps", "sliding_window"])
+def test_metadata_that_llama_cpp_requires(lacks, write, tmp_path):
+    checkpoints.save(tmp_path, "Gemma3ForCausalLM", SIZES | MORE["gemma3"])
+    with pytest.raises(UserError, match=rf"the metadata gemma3\.\S*{lacks.removesuffix('eps')}\S* are missing"):
+        ours.unpack(write("gemma3", tmp_path, byte_level_bpe()[1], lacks=lacks), tmp_path)
+
+
+def test_the_base_of_rotations_and_the_period_of_windows_without_and_with_metadata(write, tmp_path):
+    checkpoints.save(tmp_path, "Gemma3ForCausalLM", SIZES | MORE["gemma3"])
+    more = {"attention.sliding_window_pattern": 3}
+    ours.unpack(write("gemma3", tmp_path, byte_level_bpe()[1], lacks="rope_freq_base", **more), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["rope_theta"], config["sliding_window_pattern"]) == (10_000, 3)
+
+
+def test_big_endian_files(write, tmp_path):
+    """Regression test: their numbers were read as little-endian ones."""
+    checkpoints.save(tmp_path, "LlamaForCausalLM", SIZES)
+    file = write("llama", tmp_path, byte_level_bpe()[1], order=gguf.GGUFEndian.BIG)
+    expected = read_arrays(tmp_path)
+    (tmp_path / "unpacked").mkdir()
+    actual = ours.unpack(file, tmp_path / "unpacked")
+    assert actual.keys() == expected.keys()
+    for name, array in actual.items():
+        np.testing.assert_array_equal(array, expected[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "order", "message"),
+    [
+        ("Q8_1", gguf.GGUFEndian.LITTLE, "more has the type Q8_1, which is not read: convert the file to F32 or Q8_0"),
+        ("Q8_0", gguf.GGUFEndian.BIG, "more has the type Q8_0, which is not read from big-endian files"),
+    ],
+)
+def test_types_that_are_not_read(name, order, message, write, tmp_path, monkeypatch):
+    checkpoints.save(tmp_path, "LlamaForCausalLM", SIZES)
+    kind = gguf.GGMLQuantizationType[name]
+    header = gguf.GGUFWriter.write_header_to_file
+
+    def with_more(writer):
+        blocks = np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8)
+        writer.add_tensor("more", blocks, raw_dtype=kind)
+        header(writer)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "write_header_to_file", with_more)
+    arrays = ours.unpack(write("llama", tmp_path, byte_level_bpe()[1], order=order), tmp_path)
+    with pytest.raises(UserError, match=message):
+        arrays["more"]
+
+
 @pytest.mark.parametrize(("pre", "begins"), [("llama-bpe", True), ("smollm", False)])
 def test_what_the_metadata_do_not_say_is_what_llama_cpp_does(pre, begins, write, tmp_path):
     checkpoints.save(tmp_path, "LlamaForCausalLM", SIZES)
@@ -194,6 +279,7 @@ def test_files_without_a_whole_model_are_refused(tmp_path):
         ({"bos_token_id": None}, {}, r"model.gguf lacks metadata of a model, or is damaged \(TypeError: "),
         ({"pre": "tekken"}, {}, "tokenizer.ggml.pre='tekken' is not supported"),
         ({"model": "bert"}, {}, "tokenizer.ggml.model='bert' is not supported"),
+        ({}, {"split.count": 3}, "model.gguf is a part of a model in 3 files: join them by llama-gguf-split --merge"),
         ({}, {"logit_scale": 0.5}, "the metadata llama.logit_scale=0.5 are not supported"),
     ],
 )

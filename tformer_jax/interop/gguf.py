@@ -68,6 +68,13 @@ GEMMA_NAMES = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 """Names of modules in Hugging Face's checkpoints; those in layers are below `model.layers.{i}`."""
+REQUIRED = (
+    *("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count"),
+    "attention.layer_norm_rms_epsilon",
+)
+"""Metadata that llama.cpp does not read a model without; Gemma's windows are required, too."""
+FREQUENCY_BASE = 10_000.0
+"""Base of rotary frequencies without `rope.freq_base`, for all architectures."""
 LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
 """Numbers of layers of the 27B models, whose attention is not scaled by the size of a head."""
 LLAMA3_PATTERN = QWEN2_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
@@ -76,8 +83,12 @@ PATTERNS |= dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2_PATTERN)
 """Pre-tokenization patterns of byte-level BPEs by `tokenizer.ggml.pre`; None: GPT-2's."""
 BEGIN_WITH_BOS = ("llama", "llama-bpe")
 """Values of `tokenizer.ggml.model` or `pre` with which llama.cpp puts BOS before texts if the metadata do not say."""
+FLOATS = ("F16", "F32", "F64")
+"""Types of arrays that NumPy reads, in either order of bytes."""
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
 """Types of tokens, which are SentencePiece's."""
+SPACE = "\u2581"
+"""What SentencePiece writes for a space."""
 
 
 def unpack(path: Path, folder: Path) -> StoredArrays:
@@ -103,6 +114,8 @@ def unpack(path: Path, folder: Path) -> StoredArrays:
         architecture in MODEL_TYPES, f"architecture {architecture!r} of GGUF is not supported; supported: {supported}"
     )
     tensors = {tensor.name: tensor for tensor in reader.tensors}
+    parts = metadata.get("split.count", 1)
+    check(parts <= 1, f"{path} is a part of a model in {parts} files: join them by llama-gguf-split --merge")
     check("token_embd.weight" in tensors, f"{path} has no token_embd.weight: name the GGUF file of a whole model")
     try:
         config = _read_config(architecture, metadata, tensors)
@@ -115,12 +128,14 @@ def unpack(path: Path, folder: Path) -> StoredArrays:
     except Exception as error:  # also what the library of tokenizers raises
         problem = f"{type(error).__name__}: {first_line(error, 200)}"
         raise UserError(f"{path} lacks metadata of a model, or is damaged ({problem})") from error
+    swapped = reader.endianess == library.GGUFEndian.BIG
     readers: dict[str, Callable[[], np.ndarray]] = {}
     for name, tensor in tensors.items():
         heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(name.split(".")[-2:][0])
         groups = config[heads] if heads and architecture == "llama" else None
         offset = int("gemma" in architecture and name.endswith("norm.weight"))
-        readers[_their_name(name, architecture)] = functools.partial(_read_array, library, tensor, groups, offset)
+        reading = (library, tensor, swapped, groups, offset)
+        readers[_their_name(name, architecture)] = functools.partial(_read_array, *reading)
     return StoredArrays(readers)
 
 
@@ -142,10 +157,15 @@ def _read_config(architecture: str, metadata: Settings, tensors: Settings) -> Se
     }
     gemma = architecture.startswith("gemma")
     fields = FIELDS | (GEMMA_FIELDS if gemma else {})
+    if architecture == "gemma3":
+        fields |= {"attention.sliding_window_pattern": "sliding_window_pattern"}
     for name, value in given.items():
         supported = name in fields or name in SCALING_FIELDS or name in UNREAD or value in (0, False, "none")
         check(supported, f"the metadata {architecture}.{name}={value!r} are not supported")
+    for name in (*REQUIRED, *(["attention.sliding_window"] if gemma else [])):
+        check(name in given, f"the metadata {architecture}.{name} are missing")
     config = {theirs: given[name] for name, theirs in fields.items() if name in given}
+    config.setdefault("rope_theta", FREQUENCY_BASE)
     heads = config["num_attention_heads"]
     size = given.get("attention.key_length", given.get("rope.dimension_count", config["hidden_size"] // heads))
     rotated, values = (given.get(name, size) for name in ("rope.dimension_count", "attention.value_length"))
@@ -158,6 +178,7 @@ def _read_config(architecture: str, metadata: Settings, tensors: Settings) -> Se
         config["rope_scaling"] = {theirs: given[name] for name, theirs in SCALING_FIELDS.items() if name in given}
     if architecture == "llama":
         config["attention_bias"] = "blk.0.attn_q.bias" in tensors
+        config["mlp_bias"] = "blk.0.ffn_up.bias" in tensors
     ends = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot"))
     return config | {
         "model_type": MODEL_TYPES[architecture],
@@ -194,14 +215,26 @@ def _their_name(name: str, architecture: str) -> str:
     return f"{layer}{names[match[2]]}.{match[3]}"
 
 
-def _read_array(library: Any, tensor: Any, heads: int | None, offset: int) -> np.ndarray:
+def _read_array(library: Any, tensor: Any, swapped: bool, heads: int | None, offset: int) -> np.ndarray:
     """Dequantizes an array.
 
     Args:
+        swapped: whether the file is big-endian.
         heads: number of heads whose rows are interleaved for llama.cpp's rotation: 0, H/2, 1, H/2 + 1, ...
         offset: what llama.cpp adds to the scale of a norm.
+
+    Raises:
+        UserError: the array has a type that the library does not dequantize, or not in this order of bytes.
     """
-    array = library.dequantize(tensor.data, tensor.tensor_type)
+    if tensor.tensor_type.name in FLOATS:
+        array = np.asarray(tensor.data, np.float32)
+    else:
+        stored = f"{tensor.name} has the type {tensor.tensor_type.name}, which is not read"
+        check(not swapped, f"{stored} from big-endian files")
+        try:
+            array = library.dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError as error:
+            raise UserError(f"{stored}: convert the file to F32 or Q8_0") from error
     if heads:
         array = array.reshape(heads, -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
     return np.asarray(array, np.float32) - np.float32(offset)
@@ -253,11 +286,16 @@ def _byte_level_bpe(given: Settings, ids: Settings) -> hf.Tokenizer:
 
 
 def _sentencepiece_model(given: Settings) -> bytes:
-    """Returns the SentencePiece model of metadata below `tokenizer.ggml`."""
+    """Returns the SentencePiece model of metadata below `tokenizer.ggml`.
+
+    llama.cpp's converter writes the spaces of tokens that are matched in texts, such as Gemma's runs of spaces, as they
+    are in texts; SentencePiece has them as in other pieces.
+    """
     protos = import_extra("this tokenizer", "sentencepiece.sentencepiece_model_pb2", "tokenizers")
     model = protos.ModelProto()
     for token, score, kind in zip(given["tokens"], given["scores"], given["token_type"], strict=True):
-        model.pieces.add(piece=token, score=score, type=kind)
+        piece = token.replace(" ", SPACE) if kind == USER_DEFINED else token
+        model.pieces.add(piece=piece, score=score, type=kind)
     model.trainer_spec.model_type = protos.TrainerSpec.BPE
     model.trainer_spec.byte_fallback = True
     for default, (role, name) in enumerate((("unk", "unknown"), ("bos", "bos"), ("eos", "eos"))):
