@@ -135,7 +135,8 @@ def test_the_command_reads_a_byte_level_bpe(write, tmp_path):
     assert set(actual.special.eos) == {0, 1}
 
 
-def test_a_sentencepiece_model(write, tmp_path):
+@pytest.mark.parametrize("ids", [{}, {"bos_token_id": 1, "eos_token_id": 2}])
+def test_a_sentencepiece_model(ids, write, tmp_path):
     raw = io.BytesIO()
     options = {"model_type": "bpe", "vocab_size": 300, "byte_fallback": True, "normalization_rule_name": "identity"}
     sentencepiece.SentencePieceTrainer.train(
@@ -154,14 +155,13 @@ def test_a_sentencepiece_model(write, tmp_path):
         "tokens": [model.id_to_piece(i) for i in range(V)],
         "scores": [model.get_score(i) for i in range(V)],
         "token_type": kinds,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
+    } | ids
     checkpoints.save(tmp_path, "LlamaForCausalLM", SIZES | {"vocab_size": V})
     import_hf.main([str(write("llama", tmp_path, tokens)), "--run", str(tmp_path / "run")])
     actual = tj.load(tmp_path / "run").tokenizers.target
     for text in TEXTS:
         assert actual.special.wrap_text(actual.encode(text)) == [1, *model.encode(text)]
+        assert actual.special.eos == (2,)
         assert actual.decode(model.encode(text)) == text
 
 

@@ -83,6 +83,8 @@ PATTERNS |= dict.fromkeys(("qwen2", "deepseek-r1-qwen"), QWEN2_PATTERN)
 """Pre-tokenization patterns of byte-level BPEs by `tokenizer.ggml.pre`; None: GPT-2's."""
 BEGIN_WITH_BOS = ("llama", "llama-bpe")
 """Values of `tokenizer.ggml.model` or `pre` with which llama.cpp puts BOS before texts if the metadata do not say."""
+SENTENCEPIECE_IDS = {"unknown": 0, "bos": 1, "eos": 2}
+"""Ids of special tokens of SentencePiece's tokenizers in llama.cpp if the metadata do not say."""
 FLOATS = ("F16", "F32", "F64")
 """Types of arrays that NumPy reads, in either order of bytes."""
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
@@ -106,6 +108,8 @@ def unpack(path: Path, folder: Path) -> StoredArrays:
         metadata = {name: _plain_value(field.contents()) for name, field in reader.fields.items()}
     except Exception as error:  # the library raises ValueError, IndexError and others for damaged files
         raise UserError(f"{path} is not a GGUF file, or is damaged ({first_line(error, 200)})") from error
+    if metadata.get("tokenizer.ggml.model") == "llama":
+        metadata = {f"tokenizer.ggml.{name}_token_id": i for name, i in SENTENCEPIECE_IDS.items()} | metadata
     kind = metadata.get("general.type", "model")
     check(kind == "model", f"{path} holds {kind!r}: name the GGUF file of a whole model")
     architecture = str(metadata.get("general.architecture"))
@@ -298,8 +302,8 @@ def _sentencepiece_model(given: Settings) -> bytes:
         model.pieces.add(piece=piece, score=score, type=kind)
     model.trainer_spec.model_type = protos.TrainerSpec.BPE
     model.trainer_spec.byte_fallback = True
-    for default, (role, name) in enumerate((("unk", "unknown"), ("bos", "bos"), ("eos", "eos"))):
-        number = given.get(f"{name}_token_id", default)
+    for role, name in (("unk", "unknown"), ("bos", "bos"), ("eos", "eos")):
+        number = given[f"{name}_token_id"]
         setattr(model.trainer_spec, f"{role}_piece", given["tokens"][number])
         setattr(model.trainer_spec, f"{role}_id", number)
     model.normalizer_spec.name = "identity"
