@@ -56,6 +56,6 @@ def table(rows: int, dim: int, position: str) -> np.ndarray:
 
 def _fits(given: np.ndarray, settings: Settings) -> bool:
     """Returns whether a table has the positions of our settings; rows before the first position are not read."""
-    first = settings["position_offset"]
-    expected = table(*given.shape, settings["position"])
+    first, (rows, dim) = settings["position_offset"], given.shape
+    expected = table(rows, dim, settings["position"])
     return bool(np.abs(given - expected)[first:].max(initial=0) < TOLERANCE)
