@@ -8,6 +8,7 @@ import pytest
 from ml_collections import config_dict
 
 from tformer_jax import config
+from tformer_jax.base.errors import UserError
 from tformer_jax.config import (
     Config,
     ConfigError,
@@ -340,7 +341,7 @@ def test_damaged_files_are_named(tmp_path, content, problem):
     path = tmp_path / "config.json"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(ConfigError, match=f"config.json {problem}"):
+    with pytest.raises(UserError, match=f"config.json {problem}"):
         config.load(path)
 
 
@@ -368,9 +369,7 @@ def test_settings_of_an_older_version(tmp_path, caplog):
     assert caplog.messages == [f"{path}: ignored settings that this version does not have: decode.draft_tokens"]
     saved["model"]["old"] = 1
     path.write_text(json.dumps(saved))
-    with pytest.raises(
-        ConfigError, match=r"unknown setting 'model.old'.*; use the version that .*provenance.json names"
-    ):
+    with pytest.raises(UserError, match=r"unknown setting 'model.old'.*; use the version that .*provenance.json names"):
         config.load(path)
 
 

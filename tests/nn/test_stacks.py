@@ -10,7 +10,7 @@ from tests.helpers import apply, assert_close, build, rest_slow, tiny, with_sett
 from tests.inference.jitted_continuation import continue_text
 from tformer_jax.base.cpu import train_step_options
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import DecodeConfig, model
+from tformer_jax.config import DecodeConfig, layers
 from tformer_jax.models import conversions, registry
 from tformer_jax.nn import stacks
 from tformer_jax.special_tokens import PAD
@@ -79,7 +79,7 @@ def test_scan_equals_loop_and_parameters_convert_both_ways(name):
 
 @pytest.mark.long
 @pytest.mark.parametrize("scan_layers", rest_slow([True, False], 1))
-@pytest.mark.parametrize("policy", rest_slow([policy for policy in model.REMAT_POLICIES if policy != "none"], 1))
+@pytest.mark.parametrize("policy", rest_slow([policy for policy in layers.REMAT_POLICIES if policy != "none"], 1))
 def test_checkpointing_changes_nothing(policy, scan_layers):
     plain, params = build(tiny("decoder_lm", decoder_layers=2, scan_layers=scan_layers))
     remat, _ = build(with_settings(plain.cfg, remat=policy))

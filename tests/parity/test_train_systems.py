@@ -11,7 +11,7 @@ from flax.traverse_util import flatten_dict
 from tests.helpers import assert_close, randomized, tiny
 from tformer_jax import presets
 from tformer_jax.config import Config, DataConfig, TrainConfig
-from tformer_jax.config.model import RotaryConfig
+from tformer_jax.config.layers import RotaryConfig
 from tformer_jax.lab.benchmarks import torch_models, train_cases
 from tformer_jax.lab.benchmarks.torch_systems import PyTorch
 from tformer_jax.lab.benchmarks.train_systems import Ours

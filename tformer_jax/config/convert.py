@@ -10,6 +10,7 @@ from typing import Any
 from ml_collections import ConfigDict, config_dict
 
 from tformer_jax.base.checks import annotated_types
+from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import write_text
 from tformer_jax.config.decode import DecodeConfig, EmbedConfig
 from tformer_jax.config.fields import ConfigError, Section, UnknownKindError, allowed_types, qualified
@@ -66,27 +67,27 @@ def load(path: Path) -> Config:
     """Reads a config that `save` wrote; ignores unknown settings of `CHANGEABLE_SECTIONS`, with a warning.
 
     Raises:
-        ConfigError: the file is missing, is not JSON, or has another setting that is unknown to this version, or a kind
+        UserError: the file is missing, is not JSON, or has another setting that is unknown to this version, or a kind
             that no import registers.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist: {path.parent} is not a run folder") from None
+        raise UserError(f"{path} does not exist: {path.parent} is not a run folder") from None
     except ValueError as error:
-        raise ConfigError(f"{path} is not a saved config: {error}") from None
+        raise UserError(f"{path} is not a saved config: {error}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} is not a saved config: it has no sections")
+        raise UserError(f"{path} is not a saved config: it has no sections")
     _adopt_bpe_dropout(values.get("data"))
     if ignored := _drop_unknown(values):
         logging.warning("%s: ignored settings that this version does not have: %s", path, ", ".join(ignored))
     try:
         return Config.from_dict(values)
     except UnknownKindError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {error}") from None
     except ConfigError as error:
         version = path.with_name("provenance.json")
-        raise ConfigError(
+        raise UserError(
             f"{path} was written by another version ({error}); use the version that {version} names"
         ) from None
 

@@ -15,7 +15,7 @@ from tformer_jax import config, presets
 from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.config import Config, DataConfig, OptimConfig, TrainConfig
-from tformer_jax.config.model import RotaryConfig
+from tformer_jax.config.layers import RotaryConfig
 from tformer_jax.lab.benchmarks import growth, train, train_cases, turns
 from tformer_jax.lab.benchmarks.processes import Remote
 from tformer_jax.lab.benchmarks.train_cases import Case
