@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder = options.run or Path("runs") / cfg.name
     run_in_calling_thread()
     from tformer_jax.parallel import multihost
-    from tformer_jax.runs import curves, experiment, run_folder, training
+    from tformer_jax.runs import experiment, training
 
     check_flags(options, cfg, folder)
     group = multihost.start(cfg.parallel, folder, options.coordinator, options.processes, options.process)
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if cfg.train.report and group.first:
             write_report(folder)
     if result is not None and options.record and group.first:
-        run_folder.write_json(options.record, result | {"curves": curves.summarize_curves(folder)})
+        write_record(options.record, result, folder)
     if result is None:
         sys.exit(INTERRUPTED)
 
@@ -58,6 +58,13 @@ def check_flags(options: argparse.Namespace, cfg: Config, folder: Path) -> None:
         raise UserError(f"--record {options.record}: is in the run folder, which this run creates; name another")
     if cfg.train.report:
         checks.require_pages("train.report=True")
+
+
+def write_record(path: Path, result: dict[str, Any], folder: Path) -> None:
+    """Writes the result of a run with its curves."""
+    from tformer_jax.runs import curves, run_folder
+
+    run_folder.write_json(path, result | {"curves": curves.summarize_curves(folder)})
 
 
 def write_report(folder: Path) -> None:
