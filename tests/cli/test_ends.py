@@ -112,6 +112,35 @@ def test_closed_standard_streams():
     assert (status, said) == (2, "error: standard input is closed: give texts or --input FILE\n")
 
 
+PROGRAM = "import time; open('on', 'w'); time.sleep(2); open('off', 'w'); print(7)"
+
+
+@pytest.mark.parametrize(("presses", "status", "said"), [(1, 0, "7\n"), (2, 130, "")])
+def test_the_first_ctrl_c_leaves_a_program_of_an_evaluation_alone(presses, status, said, tmp_path):
+    """The second one ends it: it has its own process group, which the terminal's Ctrl-C does not reach."""
+    program = f"""
+from tformer_jax.base import programs
+from tformer_jax.runs.endings import GracefulStop
+def main():
+    import os
+    os.chdir({str(tmp_path)!r})
+    with GracefulStop():
+        print(programs.run([sys.executable, "-c", {PROGRAM!r}], "", 60).stdout, end="")
+run_main(main)
+"""
+    with started(program, start_new_session=True) as process:
+        while not (tmp_path / "on").exists():
+            assert process.poll() is None
+            time.sleep(0.05)
+        for _ in range(presses):
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(0.3)
+        out, _ = process.communicate(timeout=30)
+    assert (process.returncode, out) == (status, said)
+    time.sleep(2)
+    assert (tmp_path / "off").exists() == (status == 0)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_ctrl_c_at_any_moment_of_a_translation(runs, tmp_path):

@@ -1,6 +1,7 @@
 """Metrics of other code and of programs, by hand arithmetic; sacreBLEU's are in `test_scores.py`."""
 
 import dataclasses
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -129,6 +130,10 @@ def test_a_program_that_fails_is_one_sentence(code, problem):
     with pytest.raises(UserError, match=f"eval.command=.*: {problem}") as caught:
         scores_of(running(code))
     assert "\n" not in str(caught.value)
+
+
+def test_ctrl_c_does_not_reach_a_program():
+    assert os.getpgrp() not in scores_of(running(ECHO + "import os; print([os.getpgrp() for _ in rows])"))
 
 
 @pytest.mark.slow

@@ -42,6 +42,8 @@ def end_process() -> NoReturn:
     if "multiprocessing" in sys.modules:
         for child in sys.modules["multiprocessing"].active_children():
             child.terminate()
+    if "tformer_jax.base.programs" in sys.modules:
+        sys.modules["tformer_jax.base.programs"].kill_all()
     os._exit(STATUS)
 
 

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 from collections.abc import Sequence
 
+from tformer_jax.base import programs
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import EvalConfig
 from tformer_jax.config.metrics import Metric, References
@@ -59,9 +60,7 @@ class Command(Metric):
         seconds = self.evaluation.command_seconds
         words = shlex.split(self.evaluation.command)
         try:
-            done = subprocess.run(
-                words, input=text, capture_output=True, timeout=seconds, encoding="utf-8", errors="replace"
-            )
+            done = programs.run(words, text, seconds)
         except subprocess.TimeoutExpired:
             raise self._error(f"did not end within eval.command_seconds={seconds}") from None
         except (OSError, ValueError) as error:
