@@ -36,6 +36,18 @@ def test_the_first_interrupt_is_answered(capfd):
     assert "Stopping after this step, with a checkpoint; press Ctrl-C again to stop without" in capfd.readouterr().err
 
 
+def test_an_ignored_interrupt_stays_ignored():
+    """As in a background command of a shell script, which the terminal's Ctrl-C reaches, too."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with GracefulStop() as stop:
+            signal.raise_signal(signal.SIGINT)
+            assert not stop.requested
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_one_process_per_folder(tmp_path):
     run = tmp_path / "run"
     lock = FolderLock(run)

@@ -18,7 +18,8 @@ ADVICE = b"\nStopping after this step, with a checkpoint; press Ctrl-C again to 
 class GracefulStop:
     """Context in which the first SIGINT or SIGTERM sets `requested`, says so and restores the previous handlers.
 
-    In another thread than the main one, which alone has handlers, it does nothing.
+    In another thread than the main one, which alone has handlers, it does nothing. A signal that this process was
+    started to ignore, as a background command of a shell script ignores SIGINT, stays ignored.
 
     With `several` processes, JAX handles SIGTERM (`multihost_utils.reached_preemption_sync_point`), and SIGINT is
     re-raised as SIGTERM.
@@ -33,6 +34,7 @@ class GracefulStop:
         signals = [signal.SIGINT] if self._several else [signal.SIGINT, signal.SIGTERM]
         if threading.current_thread() is not threading.main_thread():
             signals = []
+        signals = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
         self._previous = {number: signal.signal(number, self._request) for number in signals}
         return self
 
