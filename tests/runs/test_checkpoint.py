@@ -81,7 +81,7 @@ def test_keys_and_booleans_are_restored(tmp_path):
     assert [leaf.dtype for leaf in jax.tree.leaves(actual)] == [leaf.dtype for leaf in jax.tree.leaves(saved)]
     numbers = [[optimizers.plain_array(leaf) for leaf in jax.tree.leaves(each)] for each in (actual, saved)]
     jax.tree.map(np.testing.assert_array_equal, *numbers)
-    sums = [checkpoint._checksums(saved.replace(opt_state=each)) for each in (keys, keys[::-1], jax.random.key(7))]
+    sums = [checkpoint.array_checksums(saved.replace(opt_state=each)) for each in (keys, keys[::-1], jax.random.key(7))]
     assert len({sums[i][".opt_state"] for i in range(3)}) == 3
     words = np.asarray(jax.random.key_data(keys), np.uint64).ravel()
     assert sums[0][".opt_state"] == int((words * (2 * np.arange(words.size, dtype=np.uint64) + 1)).sum() % 2**32)

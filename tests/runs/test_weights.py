@@ -45,6 +45,22 @@ def checkpoint(folder, step: int) -> state.TrainState:
     return actual
 
 
+def test_equal_weights_are_not_written_again(tmp_path):
+    """A finished run is evaluated again after a change of its settings; files written again have other checksums."""
+
+    def saved(value: float, step: int = 3) -> str:
+        weights.save(tmp_path, {"a": jnp.float32([value, 2])}, "last", [step], step)
+        assert weights.verify(tmp_path, None)
+        return (tmp_path / "weights.json").read_text()
+
+    first = saved(1)
+    assert saved(1) == first
+    assert saved(1, step=4) != first
+    assert saved(2) != (second := saved(1))
+    (tmp_path / "weights" / "_METADATA").write_text("damaged")
+    assert saved(1) != second
+
+
 def test_the_mean_by_hand():
     trees = [{"a": jnp.float32([1, 2]), "b": jnp.bfloat16(value)} for value in (1.0, 4.0)]
     actual = weights.mean(trees)

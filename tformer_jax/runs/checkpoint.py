@@ -123,7 +123,7 @@ class Checkpointer:
             self._late_scores = {step: metrics["score"]} if metrics else {}
             return
         self._late_scores.clear()  # of a checkpoint that may be deleted from now on
-        sealed = {"host": host, "host_checksum": _text_checksum(host), "checksums": _checksums(state)}
+        sealed = {"host": host, "host_checksum": _text_checksum(host), "checksums": array_checksums(state)}
         args = ocp.args.Composite(state=ocp.args.PyTreeSave(state), host=ocp.args.JsonSave(sealed))
         try:
             with silenced_orbax():  # it warns about checkpoints without a score
@@ -270,7 +270,7 @@ def _changed(state: TrainState, saved: dict[str, int]) -> list[str]:
     """
 
     def differing(state: TrainState) -> list[str]:
-        return [name for name, checksum in _checksums(state).items() if saved.get(name) != checksum]
+        return [name for name, checksum in array_checksums(state).items() if saved.get(name) != checksum]
 
     if not (changed := differing(state)):
         return []
@@ -282,7 +282,7 @@ def _as_bfloat16(leaf: Any) -> Any:
     return leaf.astype(jnp.bfloat16) if leaf is not ocp.PLACEHOLDER and leaf.dtype == jnp.float32 else leaf
 
 
-def _checksums(state: TrainState) -> dict[str, int]:
+def array_checksums(state: Any) -> dict[str, int]:
     """Returns a checksum of each array that is not a placeholder, by name, computed on the array's devices."""
     leaves = jax.tree_util.tree_leaves_with_path(state)
     named = {jax.tree_util.keystr(path): leaf for path, leaf in leaves if leaf is not ocp.PLACEHOLDER}

@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from tformer_jax.config import Config, TrainConfig
 from tformer_jax.nn.quantized import is_quantized
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.runs import run_folder
-from tformer_jax.runs.checkpoint import Checkpointer
+from tformer_jax.runs.checkpoint import Checkpointer, array_checksums
 from tformer_jax.runs.run_folder import weights_json, write_json
 from tformer_jax.train import lora, optimizers
 from tformer_jax.train.state import TrainState
@@ -145,7 +145,8 @@ def mean(trees: Any) -> Any:
 def save(run: Path, params: Any, kind: str, steps: list[int], saved_step: int, group: ProcessGroup = SINGLE) -> None:
     """Writes the final weights to a run folder atomically, replacing earlier ones; each process writes its shards.
 
-    `weights.json` holds a checksum of each file, which `load` verifies.
+    `weights.json` holds a checksum of each file, which `load` verifies, and of each array. Equal weights stay as they
+    are: files written again would have other checksums, by which students of a teacher know its weights.
 
     Args:
         kind: `train.weights`, or one of `UNTRAINED`.
@@ -156,6 +157,9 @@ def save(run: Path, params: Any, kind: str, steps: list[int], saved_step: int, g
     Raises:
         RunError: the disk is full or not writable.
     """
+    facts = {"weights": kind, "steps": steps, "at_step": saved_step, "arrays": array_checksums(params)}
+    if group.from_first(lambda: _holds(run, facts)):
+        return
     if group.first:
         weights_json(run).unlink(missing_ok=True)
     try:
@@ -172,9 +176,18 @@ def save(run: Path, params: Any, kind: str, steps: list[int], saved_step: int, g
         ) from error
     if not group.first:
         return
-    facts = {"weights": kind, "steps": steps, "at_step": saved_step, "checksums": checksums(run / FOLDER)}
+    facts["checksums"] = checksums(run / FOLDER)
     stored = any(map(is_quantized, jax.tree.leaves(params, is_leaf=is_quantized)))
     write_json(weights_json(run), {**facts, "kernels": "int8"} if stored else facts)
+
+
+def _holds(run: Path, facts: Mapping[str, Any]) -> bool:
+    """Returns whether a run has undamaged final weights with these facts."""
+    with contextlib.suppress(UserError):
+        if verify(run, None):
+            saved = run_folder.read_json(weights_json(run))
+            return all(saved.get(name) == value for name, value in facts.items())
+    return False
 
 
 def are_quantized(run: Path) -> bool:
