@@ -190,6 +190,20 @@ def test_stopped_and_resumed_with_no_steps_left(corpus_folder, tmp_path, monkeyp
 
 
 @pytest.mark.slow
+def test_stopped_in_the_last_evaluation(corpus_folder, tmp_path, monkeypatch, capsys):
+    """The test split is evaluated when the run is resumed."""
+    folder = tmp_path / "stopped"
+    act_after(3, lambda _: signal.raise_signal(signal.SIGINT), monkeypatch)
+    assert run(two_shapes(steps=3), folder, corpus_folder) is None
+    assert "Stopped at step 3; the same command with --resume continues from there." in capsys.readouterr().out
+    monkeypatch.undo()
+    assert run(two_shapes(steps=3), folder, corpus_folder, resume=True) is not None
+    of_step = [record["group"] for record in records(folder) if record["step"] == 3]
+    assert of_step == ["train", "validation", "test"]
+    assert events(folder) == [("start", 0), ("stopped", 3), ("resume", 3), ("finished", 3)]
+
+
+@pytest.mark.slow
 def test_stopped_between_two_records(corpus_folder, tmp_path, monkeypatch):
     """With accumulation, a moving average and records every three steps: metrics not yet averaged are saved, too."""
     cfg = small_config(steps=7, log_every=3, eval_every=7, checkpoint_every=4, accumulate=2, ema_decay=0.5)

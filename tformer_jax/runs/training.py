@@ -75,8 +75,9 @@ def run(
         with GracefulStop(several=experiment.group.count > 1) as stop, training.record.view:
             training.begin()
             training.train(stop)
-        if not training.done:
             step = training.trainer.step
+            stopped = not training.done or experiment.group.should_stop(step, stop.requested)
+        if stopped:
             training.record.events.write(step, "stopped", "by a signal")
             training.record.view.say(f"Stopped at step {step}; the same command with --resume continues from there.")
             return None
