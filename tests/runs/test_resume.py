@@ -18,6 +18,7 @@ from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.config import Config, kinds
 from tformer_jax.models import registry
 from tformer_jax.runs import experiment, training
+from tformer_jax.runs.record import SettingChanges
 from tformer_jax.train import optimizers
 
 
@@ -122,6 +123,14 @@ def test_what_may_not_change_is_refused_by_name(settings, first, corpus_folder):
     (name,) = settings
     with pytest.raises(UserError, match=rf"another config \({name}: .*restore .* train.start_from="):
         experiment.build(cfg, first, data_root=corpus_folder, resume=True)
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_another_backend_affects_training_with_attention_dropout(dropout):
+    """Each backend draws the dropped weights in its own way."""
+    texts = ["model.attention_backend: 'auto' -> 'blockwise'", "train.log_every: 1 -> 2"]
+    changes = SettingChanges(4, texts, [], attention_dropout=dropout).of_training(5)
+    assert changes == [{"from_step": 4, "setting": texts[0]}] * dropout
 
 
 @pytest.mark.long

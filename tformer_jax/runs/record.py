@@ -18,6 +18,9 @@ from tformer_jax.runs.metrics import MetricsWriter
 from tformer_jax.runs.progress import ProgressView
 from tformer_jax.tasks.evaluators.evaluation import Evaluation
 
+DRAWING = ("model.attention_backend", "parallel.sequence")
+"""Settings without effect on training but for the random numbers of attention dropout."""
+
 
 class EventLog:
     """Appends to the events of a run. A resumed run keeps all earlier events, unlike its metrics."""
@@ -63,19 +66,22 @@ class SettingChanges:
     texts: list[str]
     """The changes of this resume, as `optim.clip_norm: 1.0 -> 0.5`."""
     earlier: list[dict[str, Any]]
+    attention_dropout: bool = False
+    """Whether attention weights are dropped, by random numbers that depend on `DRAWING`."""
 
     def of_training(self, step: int) -> list[dict[str, Any]]:
         """Returns the changes that affected the training of the steps up to `step`, with the step where each began."""
         new = [
             {"from_step": self.from_step, "setting": text}
             for text in self.texts
-            if _affects_training(text.partition(":")[0])
+            if self._affects_training(text.partition(":")[0])
         ]
         return [*self.earlier, *(new if step > self.from_step else [])]
 
-
-def _affects_training(name: str) -> bool:
-    return name == provenance.MATMUL_PRECISION or Config.resume_effect(name) == OTHER_TRAINING
+    def _affects_training(self, name: str) -> bool:
+        if name in DRAWING:
+            return self.attention_dropout
+        return name == provenance.MATMUL_PRECISION or Config.resume_effect(name) == OTHER_TRAINING
 
 
 class Record:

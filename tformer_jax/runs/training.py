@@ -163,7 +163,8 @@ class Training:
         )
         self.callbacks, self._logged = callbacks, dict[str, float]()
         changed = run_folder.changed_settings(host["settings"], cfg)
-        self.changes = SettingChanges(step, changed, host.get("changes", []))
+        drops = cfg.model.attention_dropout > 0
+        self.changes = SettingChanges(step, changed, host.get("changes", []), attention_dropout=drops)
         self._announced_stages = len(self._stages_begun())
         self.profiler = Profiler(folder / "profile", first_step=step, wanted=profile and experiment.group.first)
 
