@@ -1,5 +1,6 @@
 """Cleaning of white space and invisible characters."""
 
+import re
 import sys
 import unicodedata
 
@@ -85,3 +86,18 @@ def test_blank_texts():
 
 def test_viramas_are_those_of_the_database():
     assert all(unicodedata.combining(chr(code)) == 9 for code, _ in characters.VIRAMAS)
+
+
+def test_marks_of_letters_are_within_words():
+    """Of all scripts; marks of symbols, such as styles of emoji, are not."""
+    symbols = re.compile("VARIATION SELECTOR|MUSICAL|ZNAMENNY|SIGNWRITING|PHAISTOS|EPACT")
+    marks = [chr(code) for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) in ("Mn", "Mc")]
+    within = re.compile(rf"{characters.LETTER}|[{characters.UNSPACED}]")
+    outside = [c for c in marks if not within.match(c) and not symbols.search(unicodedata.name(c))]
+    assert outside == [c for c in outside if "\u20d0" <= c <= "\u20f0"]
+
+
+def test_signs_are_marks_and_joiners():
+    signs = re.compile(rf"[{characters.SIGNS}]")
+    others = {chr(c) for c in range(sys.maxunicode + 1) if signs.match(chr(c)) and not re.match(r"\w", chr(c))}
+    assert {c for c in others if unicodedata.category(c) not in ("Mn", "Mc", "Me", "Cn")} == set("\u180e\u200c\u200d")
