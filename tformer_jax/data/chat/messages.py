@@ -16,6 +16,8 @@ MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 """Noncharacters of Unicode, which are used inside of this package and must not occur in messages."""
 MAX_DEPTH = 100
 """Maximum number of objects and lists within each other in a message or a tool."""
+JSON = str | int | float | list | tuple | Mapping | None
+"""Types of the values of a message."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,9 +164,11 @@ def _write_arguments(arguments: Any) -> Any:
 
 
 def _check_value(value: Any, name: str) -> None:
-    """Raises `UserError` for a JSON value that is nested too deeply, or with texts that no message may have."""
+    """Raises `UserError` for a value that JSON does not have, that is nested too deeply, or whose text is invalid."""
     level = [value]
     for _ in range(MAX_DEPTH):
+        if other := next((part for part in level if not isinstance(part, JSON)), None):
+            raise UserError(f"{name} has a value of the type {type(other).__name__}: write text, a number or a list")
         for text in (part for part in level if isinstance(part, str)):
             if mark := next((mark for mark in MARKS if mark in text), None):
                 raise UserError(f"{name} has U+{ord(mark):04X}, which is not a character: remove it")
