@@ -10,9 +10,9 @@ import logging
 import lzma
 import operator
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from tformer_jax.data.corpora.example import DataError
 
@@ -20,6 +20,8 @@ COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".lz4": "lz4", ".zst"
 """Compressions of files, by the ends of their names."""
 DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """Exceptions raised by a damaged or truncated compressed file."""
+CHUNK = 1 << 16
+"""Number of bytes that are read at once."""
 NOT_UTF8 = f"not valid UTF-8: convert the file to UTF-8; a compressed one must be named {' or '.join(COMPRESSIONS)}"
 NOT_A_CHARACTER = "has a lone surrogate, which is not a character"
 
@@ -152,6 +154,47 @@ def decode_lines(
             yield number, line if keep_ends else line.removesuffix("\n").removesuffix("\r")
 
 
+class _Streams(io.RawIOBase):
+    """Decompresses a file of one or more streams, with zeros as padding.
+
+    The library's files end without an error where another stream should begin, and omit the rest.
+    """
+
+    def __init__(self, path: Path, decompressor: Callable[[], Any]):
+        self._file, self._new, self._stream = path.open("rb"), decompressor, decompressor()
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        data = b""
+        while not data:
+            compressed = b""
+            if self._stream.eof:
+                compressed = self._next_stream()
+                if not compressed:
+                    return 0
+                self._stream = self._new()
+            elif self._stream.needs_input:
+                compressed = self._file.read(CHUNK)
+                if not compressed:
+                    raise EOFError("its last stream has no end")
+            data = self._stream.decompress(compressed, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _next_stream(self) -> bytes:
+        """Returns the first bytes after the padding that follows a stream; empty at the end of the file."""
+        compressed = self._stream.unused_data.lstrip(b"\0")
+        while not compressed and (read := self._file.read(CHUNK)):
+            compressed = read.lstrip(b"\0")
+        return compressed
+
+
 def read_text(path: Path, bad: BadLines) -> str:
     """Reads a file as one string, without skipped lines."""
     return "".join(line for _, line in numbered_lines(path, bad, keep_ends=True) if line is not None)
@@ -173,8 +216,10 @@ def open_binary(path: Path) -> BinaryIO:
         DataError: the file cannot be opened.
     """
     try:
-        if library := {".gz": gzip, ".bz2": bz2, ".xz": lzma}.get(path.suffix):
-            return cast(BinaryIO, library.open(path))
+        if path.suffix == ".gz":
+            return cast(BinaryIO, gzip.open(path))
+        if decompressor := {".bz2": bz2.BZ2Decompressor, ".xz": lzma.LZMADecompressor}.get(path.suffix):
+            return io.BufferedReader(_Streams(path, decompressor), CHUNK)
         if path.suffix in COMPRESSIONS:
             import pyarrow as pa  # not needed by most commands, and a fifth of the time of their --help
 
