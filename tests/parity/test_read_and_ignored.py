@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -103,6 +104,18 @@ def test_t5_has_no_positions_in_cross_attention(tmp_path):
     save_file(arrays, tmp_path / "model.safetensors", metadata={"format": "pt"})
     _, params = hf.load(tmp_path)
     parity.jax.tree.map(np.testing.assert_array_equal, params, expected)
+
+
+@pytest.mark.parametrize("prefix", ["model.", ""])
+def test_bart_has_numbers_of_its_format(prefix, tmp_path):
+    """Regression test: published checkpoints have them, and were refused."""
+    theirs = parity.their_model("bart")
+    theirs.save_pretrained(tmp_path)
+    expected, arrays = hf.load(tmp_path), load_file(tmp_path / "model.safetensors")
+    arrays = {name.replace("model.", prefix, 1): array for name, array in arrays.items() if name != "lm_head.weight"}
+    versions = {f"{prefix}{stack}.version": np.full(1, 3, np.float32) for stack in ("encoder", "decoder")}
+    save_file(arrays | versions, tmp_path / "model.safetensors")
+    jax.tree.map(np.testing.assert_array_equal, hf.load(tmp_path)[1], expected[1])
 
 
 def t5_rates(config):

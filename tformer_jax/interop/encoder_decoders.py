@@ -240,6 +240,8 @@ def _marian_config(cfg: ModelConfig) -> Settings:
 _EMBEDDINGS = dict.fromkeys(("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), "shared.weight")
 _MODEL_EMBEDDINGS = {f"model.{copy}": f"model.{name}" for copy, name in _EMBEDDINGS.items()}
 _POSITIONS = (r"model\.(en|de)coder\.embed_positions\.weights?",)
+_VERSIONS = (r"model\.(en|de)coder\.version",)
+"""Fairseq's numbers of its format, which published checkpoints of BART have."""
 
 
 def _t5_architecture(name: str, settings: Callable[[Settings], Settings], config: Config) -> Architecture:
@@ -252,7 +254,7 @@ def _bart_architecture(
 ) -> Architecture:
     rest: dict[str, Any] = {"shared": "model.shared.weight", "copies": _MODEL_EMBEDDINGS}
     rest["stored_sinusoids"] = name == "MarianMTModel"
-    return Architecture(name, settings, config, lambda cfg: rules, ignored, "model.", **rest)
+    return Architecture(name, settings, config, lambda cfg: rules, (*_VERSIONS, *ignored), "model.", **rest)
 
 
 ENCODER_DECODERS = {
