@@ -5,7 +5,7 @@ import transformers
 
 import tformer_jax as tj
 from tests.helpers import rest_slow
-from tests.parity import checkpoints, own_runs
+from tests.parity import checkpoints, multilingual, own_runs
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import export_checks, export_hf, import_hf
 from tformer_jax.runs import weights
@@ -145,6 +145,23 @@ def test_an_mbart_without_languages_has_equal_outputs(tmp_path):
     inputs = [tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) for text in TEXTS]
     actual = ctranslate2.Translator(str(out)).translate_batch(inputs, beam_size=1, max_decoding_length=NEW)
     ours = tj.load(run).translate(TEXTS, strategy="greedy", max_new_tokens=NEW, unknown="omit")
+    assert ours == [decoded(tokenizer, result.hypotheses[0]) for result in actual] and any(ours)
+
+
+def test_an_mbart_50_starts_as_its_config_says(tmp_path, monkeypatch):
+    """Regression test: CTranslate2 starts each one from its end token."""
+    name, target = "facebook/mbart-large-50-many-to-many-mmt", "pt_XX"
+    monkeypatch.setitem(multilingual.PUBLISHED, name, multilingual.PUBLISHED[name] | {"decoder_start_token_id": 0})
+    multilingual.make(tmp_path / "theirs", name)
+    import_hf.main([str(tmp_path / "theirs"), "--run", str(tmp_path / "run")])
+    export(tmp_path / "run", tmp_path / "out")
+    run, tokenizer = tj.load(tmp_path / "run"), transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    tokenizer.src_lang = "de_DE"
+    inputs = [tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) for text in TEXTS]
+    options = {"target_prefix": [[target]] * len(TEXTS), "beam_size": 1, "max_decoding_length": NEW}
+    actual = ctranslate2.Translator(str(tmp_path / "out")).translate_batch(inputs, **options)
+    settings = {"strategy": "greedy", "max_new_tokens": NEW, "unknown": "omit"}
+    ours = run.translate(TEXTS, to=target, source_language="de_DE", **settings)
     assert ours == [decoded(tokenizer, result.hypotheses[0]) for result in actual] and any(ours)
 
 

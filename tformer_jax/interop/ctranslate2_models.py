@@ -1,7 +1,8 @@
-"""Converts exported folders to CTranslate2's format by its own converter, which misreads two kinds of models.
+"""Converts exported folders to CTranslate2's format by its own converter, which misreads three kinds of models.
 
 It makes every Marian start from a zero embedding without the last token of the vocabulary, as Marian-NMT's own models
-do, and it divides the logits of a T5 with a head of its own, which transformers does not.
+do, and it divides the logits of a T5 with a head of its own, which transformers does not. It makes every mBART-50
+start from the end token, whatever config.json says.
 """
 
 from pathlib import Path
@@ -33,7 +34,7 @@ def convert(folder: Path, output: Path, quantization: str | None = None) -> None
     hf = read_config(folder)
 
     class Converter(TransformersConverter):
-        """The library's converter without its two mistakes."""
+        """The library's converter without its three mistakes."""
 
         def load_model(self, *arguments: Any, **options: Any) -> Any:
             model = super().load_model(*arguments, **options)
@@ -41,9 +42,20 @@ def convert(folder: Path, output: Path, quantization: str | None = None) -> None
             return model
 
         def _load(self) -> Any:
-            return _read_marian(folder, loaders) if hf["model_type"] == "marian" else super()._load()
+            spec = _read_marian(folder, loaders) if hf["model_type"] == "marian" else super()._load()
+            if getattr(spec.config, "decoder_start_token", None) is not None:
+                spec.config.decoder_start_token = _start_token(folder, hf["decoder_start_token_id"])
+            return spec
 
     Converter(str(folder)).convert(str(output), quantization=quantization)
+
+
+def _start_token(folder: Path, number: int) -> str:
+    """Returns the name of the token with which inputs of the decoder start."""
+    import transformers
+
+    name: str = transformers.AutoTokenizer.from_pretrained(folder).convert_ids_to_tokens(number)
+    return name
 
 
 def _read_marian(folder: Path, loaders: Any) -> Any:
