@@ -1,5 +1,7 @@
 """Arrays in safetensors files are those that the library reads, are mapped from the file, and become copies."""
 
+import json
+
 import jax
 import ml_dtypes
 import numpy as np
@@ -7,6 +9,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tformer_jax.base.errors import UserError
+from tformer_jax.base.json_files import read_json
+from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.interop import files, mapping
 
 DTYPES = ("bool", "int8", "uint16", "int32", "uint64", "float16", "float32", "float64", ml_dtypes.bfloat16)
@@ -46,4 +50,45 @@ def test_a_cut_file_and_other_numbers_are_refused(tmp_path):
     cut = (tmp_path / "model.safetensors").read_bytes()[:-1]
     (tmp_path / "model.safetensors").write_bytes(cut)
     with pytest.raises(UserError, match="is damaged"):
+        files.read_arrays(tmp_path)
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0a1b\nsize 4096\n"
+READERS = {
+    "model.safetensors": lambda path: files.read_arrays(path.parent),
+    "pytorch_model.bin": lambda path: files.read_arrays(path.parent),
+    "adapter_model.safetensors": lambda path: files.read_adapter(path.parent),
+    "config.json": read_json,
+    "tokenizer.json": lambda path: load_checkpoint_tokenizers(path.parent),
+    "spiece.model": lambda path: load_checkpoint_tokenizers(path.parent),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_pointer_of_git_lfs_is_named(name, tmp_path):
+    """Regression test: they were called damaged, or objects that are never unpickled."""
+    if name.endswith(".bin"):
+        pytest.importorskip("torch")
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).write_text(POINTER)
+    with pytest.raises(UserError, match=f"{name} is a pointer of Git LFS, not the file itself: run git lfs pull"):
+        READERS[name](tmp_path / name)
+
+
+def test_a_part_of_the_shards_is_refused(tmp_path):
+    names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    for name in names:
+        save_file({name: np.ones(2, np.float32)}, tmp_path / name)
+    assert sorted(files.read_arrays(tmp_path)) == names
+    (tmp_path / names[1]).unlink()
+    with pytest.raises(UserError, match=f"{names[1]} is missing: {names[0]} is part of the same checkpoint"):
+        files.read_arrays(tmp_path)
+    (tmp_path / files.INDEX).write_text(json.dumps({"weight_map": {}}))
+    with pytest.raises(UserError, match="has no weight_map from arrays to files"):
+        files.read_arrays(tmp_path)
+
+
+def test_shards_of_a_state_dict_need_their_index(tmp_path):
+    (tmp_path / "pytorch_model-00001-of-00002.bin").touch()
+    with pytest.raises(UserError, match=f"{files.STATE_INDEX} is missing: it lists the files beside it"):
         files.read_arrays(tmp_path)

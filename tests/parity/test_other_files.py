@@ -65,6 +65,39 @@ def test_an_old_pytorch_reads_no_file(tmp_path, monkeypatch):
         torch_files.load(tmp_path / STATE)
 
 
+OTHER_NUMBERS = {
+    "has dtype int8, not a floating-point dtype": lambda tensor: tensor.to(torch.int8),
+    "has dtype complex64, not a floating-point dtype": lambda tensor: tensor.to(torch.complex64),
+    r"is a tensor \(strided, float8_e4m3fn on cpu\) that NumPy does not have": lambda tensor: tensor.to(
+        torch.float8_e4m3fn
+    ),
+    r"is a tensor \(sparse_coo, float32 on cpu\)": lambda tensor: tensor.to_sparse(),
+    r"is a tensor \(strided, float32 on meta\)": lambda tensor: tensor.to("meta"),
+}
+
+
+@pytest.mark.parametrize("message", OTHER_NUMBERS)
+def test_tensors_of_other_numbers_are_refused(message, tmp_path):
+    """Regression test: integers became weights, imaginary parts were dropped, and other tensors raised `TypeError`."""
+    theirs = parity.their_model("llama")
+    theirs.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    name = "model.layers.0.mlp.up_proj.weight"
+    state = theirs.state_dict()
+    torch.save(state | {name: OTHER_NUMBERS[message](state[name])}, tmp_path / STATE)
+    with pytest.raises(UserError, match=message):
+        hf.load(tmp_path)
+
+
+def test_rounded_tensors_are_told(tmp_path, caplog):
+    theirs = parity.their_model("llama")
+    theirs.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save({name: tensor.double() / 3 for name, tensor in theirs.state_dict().items()}, tmp_path / STATE)
+    hf.load(tmp_path)
+    assert "arrays are rounded to float32: " in caplog.text
+
+
 @pytest.mark.parametrize(
     ("name", "stored"),
     [("gpt2", "transformer.wte.weight"), ("bart", "model.shared.weight"), ("gemma", "model.embed_tokens.weight")],

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tformer_jax.base.errors import UserError
+from tformer_jax.base.lfs_pointers import check_fetched
 
 Settings = dict[str, Any]
 
@@ -13,7 +14,7 @@ def read_json(path: Path, default: Settings | None = None) -> Settings:
     """Reads a JSON object.
 
     Raises:
-        UserError: the file is damaged, or is missing and there is no default.
+        UserError: the file is damaged or not fetched, or is missing and there is no default.
     """
     if default is not None and not path.is_file():
         return default
@@ -22,6 +23,7 @@ def read_json(path: Path, default: Settings | None = None) -> Settings:
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
     except ValueError as error:
+        check_fetched(path)
         raise UserError(f"{path} is not valid JSON ({error})") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} is not a JSON object")

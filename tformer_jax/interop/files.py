@@ -14,6 +14,7 @@ import numpy as np
 from tformer_jax.base.checks import import_extra
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.json_files import read_json
+from tformer_jax.base.lfs_pointers import check_fetched
 
 SINGLE = "model.safetensors"
 ADAPTER = "adapter_config.json"
@@ -140,8 +141,11 @@ def read_arrays(folder: Path) -> StoredArrays:
     if (folder / STATE_INDEX).is_file():
         return _read_shards(folder, STATE_INDEX, _open_state)
     if files := sorted(path for path in folder.glob("*.safetensors") if path.name != ADAPTER_ARRAYS):
+        _check_all_shards(files)
         return StoredArrays(_open_all(files, _open))
     hint = "checkpoints in other formats are not read"
+    if next(folder.glob("pytorch_model-*-of-*.bin"), None):
+        raise UserError(f"{folder / STATE_INDEX} is missing: it lists the files beside it")
     if names := sorted(path.name for pattern in PICKLES for path in folder.glob(pattern)):
         hint = f"{names[0]} is a pickle, which may run code and is not read: save it as safetensors"
     raise UserError(f"{folder} has no .safetensors file of a model; {hint}")
@@ -162,7 +166,7 @@ def read_adapter(folder: Path) -> StoredArrays:
 
 def _read_shards(folder: Path, index: str, opener: Opener) -> StoredArrays:
     places = read_json(folder / index).get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
+    if not places or not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
         raise UserError(f"{folder / index} has no weight_map from arrays to files")
     names = sorted(set(places.values()))
     for name in names:
@@ -174,6 +178,16 @@ def _read_shards(folder: Path, index: str, opener: Opener) -> StoredArrays:
     if absent := sorted(places.keys() - readers.keys()):
         raise UserError(f"{folder / places[absent[0]]} has no array {absent[0]}, which {index} lists")
     return StoredArrays(readers)
+
+
+def _check_all_shards(files: Sequence[Path]) -> None:
+    """Raises `UserError` if the names of files without an index say that there are more, as `part-00001-of-00002`."""
+    for file in files:
+        if match := re.fullmatch(r"(.*-)(\d+)(-of-)(\d+)(\..*)", file.name):
+            start, number, middle, last, end = match.groups()
+            names = (f"{start}{i:0{len(number)}}{middle}{last}{end}" for i in range(1, int(last) + 1))
+            if missing := [name for name in names if not (file.parent / name).is_file()]:
+                raise UserError(f"{file.parent / missing[0]} is missing: {file.name} is part of the same checkpoint")
 
 
 def _open_all(files: Sequence[Path], opener: Opener) -> dict[str, Callable[[], Any]]:
@@ -190,6 +204,7 @@ def _open_all(files: Sequence[Path], opener: Opener) -> dict[str, Callable[[], A
 def _open(file: Path) -> dict[str, Callable[[], Any]]:
     """Returns functions that map the arrays of a file, whose header and size are checked."""
     safe_open = import_extra("reading checkpoints", "safetensors", "interop").safe_open
+    check_fetched(file)
     try:
         with safe_open(file, framework="numpy"), file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
@@ -201,13 +216,13 @@ def _open(file: Path) -> dict[str, Callable[[], Any]]:
 
 
 def _open_state(file: Path) -> dict[str, Callable[[], Any]]:
-    """Returns functions that read the arrays of a state dict in float32."""
+    """Returns functions that read the arrays of a state dict."""
     from tformer_jax.interop import torch_files
 
     tensors = torch_files.tensors_of(torch_files.load(file))
     if not tensors:
         raise UserError(f"{file} is no state dict: save model.state_dict()")
-    return {name: functools.partial(torch_files.to_numpy, tensor) for name, tensor in tensors.items()}
+    return {name: functools.partial(torch_files.to_numpy, tensor, name) for name, tensor in tensors.items()}
 
 
 def _map_array(file: Path, start: int, name: str, fields: dict[str, Any]) -> np.ndarray:

@@ -15,6 +15,7 @@ import tokenizers as hf
 
 from tformer_jax.base.checks import import_extra
 from tformer_jax.base.errors import UserError, first_line
+from tformer_jax.base.lfs_pointers import check_fetched
 from tformer_jax.data.tokenizers.classes import QWEN2_PATTERN, surround_texts
 from tformer_jax.interop.architecture import Settings, check
 from tformer_jax.interop.files import StoredArrays
@@ -103,6 +104,7 @@ def unpack(path: Path, folder: Path) -> StoredArrays:
             metadata that this package cannot represent.
     """
     library = import_extra("reading GGUF files", "gguf", "gguf")
+    check_fetched(path)
     try:
         reader = library.GGUFReader(path)
         metadata = {name: _plain_value(field.contents()) for name, field in reader.fields.items()}

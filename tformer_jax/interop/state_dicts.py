@@ -97,5 +97,5 @@ def _array_readers(tensors: dict[str, Any]) -> dict[str, Callable[[], np.ndarray
             raise UserError(f"{name} has the shape {tuple(tensor.shape)}, which cannot be split into three projections")
         parts = [f"{stem}{side}_proj.{leaf}" for side in "qkv"] if stacked else [name]
         for part, values in zip(parts, tensor.chunk(3) if stacked else [tensor], strict=True):
-            readers[part] = functools.partial(torch_files.to_numpy, values)
+            readers[part] = functools.partial(torch_files.to_numpy, values, part)
     return readers

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tformer_jax.base.errors import UserError, first_line
+from tformer_jax.base.lfs_pointers import check_fetched
 
 OLDEST = (2, 6)
 """PyTorch's version since which `weights_only` is safe for files of others."""
@@ -18,7 +19,7 @@ def load(path: Path) -> Any:
     """Returns the content of a file, with tensors in its pages if it is a ZIP archive, as since PyTorch 1.6.
 
     Raises:
-        UserError: PyTorch is missing or too old, or the file is damaged or holds other objects.
+        UserError: PyTorch is missing or too old, or the file is damaged, not fetched, or holds other objects.
     """
     try:
         import torch
@@ -27,6 +28,7 @@ def load(path: Path) -> Any:
     version = tuple(map(int, re.findall(r"\d+", torch.__version__)[:2]))
     if version < OLDEST:
         raise UserError(f"reading PyTorch's files needs torch 2.6 or later, not {torch.__version__}")
+    check_fetched(path)
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
@@ -46,7 +48,19 @@ def tensors_of(state: Any) -> dict[str, Any]:
     return state if tensors else {}
 
 
-def to_numpy(tensor: Any) -> np.ndarray:
-    """Converts a tensor to float32, which holds float16 and bfloat16 exactly."""
-    array: np.ndarray = tensor.detach().float().numpy()
+def to_numpy(tensor: Any, name: str) -> np.ndarray:
+    """Converts a tensor; float16 and bfloat16 become float32, which holds them exactly, and other dtypes remain.
+
+    Raises:
+        UserError: NumPy has no such array, as for sparse or quantized tensors and float8.
+    """
+    import torch
+
+    if tensor.dtype in (torch.float16, torch.bfloat16):
+        tensor = tensor.float()
+    try:
+        array: np.ndarray = tensor.detach().numpy()
+    except (TypeError, RuntimeError) as error:  # the type depends on the kind of tensor
+        kind = f"{tensor.layout}, {tensor.dtype} on {tensor.device}".replace("torch.", "")
+        raise UserError(f"{name} is a tensor ({kind}) that NumPy does not have: save it as dense float32") from error
     return array

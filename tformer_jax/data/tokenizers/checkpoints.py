@@ -11,6 +11,7 @@ import tokenizers as hf
 
 from tformer_jax.base.errors import UserError, first_line
 from tformer_jax.base.json_files import Settings, read_json
+from tformer_jax.base.lfs_pointers import check_fetched
 from tformer_jax.config.examples import SENTINELS
 from tformer_jax.data.chat.template import TEMPLATE_FILE, default_template
 from tformer_jax.data.tokenizers.chats import with_chat
@@ -98,6 +99,7 @@ def load_checkpoint_tokenizers(folder: Path) -> Tokenizers:
     name = next((name for name in LOADERS if (folder / name).is_file()), None)
     if name is None:
         raise UserError(f"{folder} has no tokenizer: one of the files {', '.join(LOADERS)}")
+    check_fetched(folder / name)
     try:
         options = read_json(folder / "tokenizer_config.json", {})
         return _with_template(folder, LOADERS[name](folder, settings, options), settings, options)
