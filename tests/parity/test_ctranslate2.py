@@ -131,6 +131,29 @@ def export(run, out, *flags):
     export_hf.main(["--run", str(run), str(out), "--format", "ctranslate2", *flags])
 
 
+@pytest.mark.parametrize("kind", rest_slow(["BartForConditionalGeneration", "MarianMTModel"], 1))
+def test_rows_without_tokens_are_converted(kind, tmp_path):
+    """Regression test: CTranslate2 said that its vocabulary is smaller than the model's."""
+    folder, run, out = (tmp_path / name for name in ("theirs", "run", "out"))
+    folder.mkdir()
+    if kind == "MarianMTModel":
+        config = checkpoints.marian(folder).config.to_dict()
+    else:
+        ids = {"decoder_start_token_id": 2, "forced_eos_token_id": None}
+        config = checkpoints.MARIAN | checkpoints.bart_tokenizer(folder) | ids
+    rows = dict.fromkeys(("vocab_size", "decoder_vocab_size"), config["vocab_size"] + 3)
+    checkpoints.save(folder, kind, config | rows)
+    import_hf.main([str(folder), "--run", str(run)])
+    export(run, out)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    inputs = [tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]) for text in TEXTS]
+    never = [[f"<extra_id_{i}>"] for i in range(3)] + [["<pad>"]]
+    search = {"beam_size": 1, "max_decoding_length": NEW, "suppress_sequences": never}
+    actual = ctranslate2.Translator(str(out)).translate_batch(inputs, **search)
+    ours = tj.load(run).translate(TEXTS, strategy="greedy", max_new_tokens=NEW, unknown="omit")
+    assert ours == [decoded(tokenizer, result.hypotheses[0]) for result in actual] and any(ours)
+
+
 def test_an_mbart_without_languages_has_equal_outputs(tmp_path):
     """Regression test: CTranslate2 left its start to callers, as if it were the tag of a language."""
     folder, run, out = (tmp_path / name for name in ("theirs", "run", "out"))
