@@ -86,9 +86,23 @@ def test_the_run_of_a_file_is_that_of_the_checkpoint(model, imported, tmp_path):
     assert (actual.config.decode.length_penalty, actual.config.decode.length_alpha) == ("average", 1)
     for side in ("source", "target"):
         ours, theirs = (getattr(run.tokenizers, side) for run in (actual, expected))
-        assert ours.special == theirs.special
+        never = (*theirs.special.suppressed, theirs.special.unknown)
+        assert ours.special == dataclasses.replace(theirs.special, suppressed=never)
         for text in ("the cat sat", "der Hund Ω", ">>fr<< the dog"):
             assert ours.encode(text) == theirs.encode(text)
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_unknown_tokens_are_written_if_they_are_allowed(allowed, model, tmp_path):
+    """As by pymarian 1.12.42, which writes nothing else for such a bias with `allow_unk=True`, and never otherwise."""
+    path = model(search={"beam-size": 1, "allow-unk": allowed})
+    with np.load(path) as stored:
+        arrays = dict(stored)
+    arrays["decoder_ff_logit_out_b"][0, 1] = 100
+    np.savez(path, **arrays)
+    import_hf.main([str(path), "--run", str(tmp_path / "run")])
+    outputs = tj.load(tmp_path / "run").translate(["the cat"], max_new_tokens=8, unknown="show")
+    assert outputs[0].count("<unk>") == 8 * allowed
 
 
 def test_an_export_for_ctranslate2_has_the_same_positions(model, tmp_path, capsys):

@@ -132,6 +132,7 @@ def _read_config(given: Settings, vocab: dict[str, int], search: Settings) -> Se
     penalty = float(search.get("word-penalty", 0))
     check(penalty == 0, f"word-penalty={penalty} of decoder.yml is not supported; remove it there to decode without it")
     pad, size = len(vocab), len(vocab) + 1
+    never = [pad] if search.get("allow-unk") == "true" else [pad, ids["unk_token_id"]]
     return config | {
         "model_type": "marian",
         "vocab_size": size,
@@ -144,7 +145,7 @@ def _read_config(given: Settings, vocab: dict[str, int], search: Settings) -> Se
         "is_encoder_decoder": True,
         "pad_token_id": pad,
         "decoder_start_token_id": pad,
-        "bad_words_ids": [[pad]],
+        "bad_words_ids": [[i] for i in never],
         **ids,
     }
 
