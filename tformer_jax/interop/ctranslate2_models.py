@@ -57,7 +57,7 @@ def _start_token(folder: Path, number: int) -> str:
     """Returns the name of the token with which inputs of the decoder start."""
     import transformers
 
-    name: str = transformers.AutoTokenizer.from_pretrained(folder).convert_ids_to_tokens(number)
+    name: str = transformers.AutoTokenizer.from_pretrained(folder).convert_ids_to_tokens([number])[0]
     return name
 
 
