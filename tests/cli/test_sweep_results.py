@@ -54,9 +54,14 @@ def test_runs_of_other_data_are_not_compared(setting, changed, refused, tmp_path
         sweep.check_same_data(tmp_path, configs)
 
 
-@pytest.mark.parametrize(("width", "shown"), [(70, {"bleu"}), (90, {"loss", "bleu", "chrf"})])
+@pytest.mark.parametrize(
+    ("width", "shown"), [(70, {"bleu"}), (90, {"loss", "bleu", "chrf"}), (None, {"loss", "bleu", "chrf"})]
+)
 def test_a_narrow_terminal_shows_the_metric_alone(width, shown, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", str(width))
+    """Without a terminal, as in a pipe, all metrics are shown."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if width:
+        monkeypatch.setenv("COLUMNS", str(width))
     means = {"loss": 2.5, "bleu": 20.0, "chrf": 40.0}
     group = {"settings": ("seed=0",), "seeds": 1, "parameters": 1000, "tokens_per_second": 10.0, "mean": means}
     group |= {"interval": dict.fromkeys(means), "at_equal_seconds": {"mean": 19.0, "interval": None}}

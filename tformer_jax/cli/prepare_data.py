@@ -18,6 +18,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.cli.common import add_data, add_number, add_path, check_writable_folder, new_parser, run_path
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.cli.outputs import fact_differences
+from tformer_jax.cli.tables import table_console
 from tformer_jax.config import Config
 from tformer_jax.config.fields import flag
 from tformer_jax.data.corpora import DataError, load_corpus
@@ -66,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             shards=options.shards,
             progress=lambda split, count: bar.advance(tasks[split], count),
         )
-    Console().print(summary_table(options.output, summaries))
+    table_console().print(summary_table(options.output, summaries))
 
 
 def difference(folder: Path, now: Mapping[str, Any]) -> str | None:

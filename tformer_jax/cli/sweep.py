@@ -24,7 +24,7 @@ from tformer_jax.cli.children import Children
 from tformer_jax.cli.common import DATA_VARIABLE, add_data, add_number, add_path, check_writable, new_parser
 from tformer_jax.cli.config_file import read_config
 from tformer_jax.cli.sweep_results import RESULTS, check_same_data, read_results, run_name, write_results
-from tformer_jax.cli.tables import make_table
+from tformer_jax.cli.tables import make_table, table_console
 from tformer_jax.config import Config, comparable, differences, flat, to_dict
 from tformer_jax.config.metrics import group_of_metric
 from tformer_jax.report import sweep_plot, sweeps
@@ -330,7 +330,7 @@ def print_results(options: argparse.Namespace, record: Mapping[str, Any]) -> Non
         write_json(options.record, record)
     every = dict.fromkeys(name for group in record["groups"] for name in group["mean"])
     names = [name for name in every if not group_of_metric(name) or name == record["metric"]]
-    console, view = RunConsole(emoji=False), result_table(record, names)
+    console, view = table_console(RunConsole), result_table(record, names)
     if Measurement.get(console, console.options.update(max_width=sys.maxsize), view).maximum > console.width:
         view = result_table(record, [record["metric"]])
     console.print(view)

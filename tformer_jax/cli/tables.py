@@ -1,5 +1,6 @@
 """Tables on the terminal."""
 
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,10 +12,11 @@ WIDTH = 160
 """Columns of tables where the output is not a terminal, so that signatures and paths stay whole."""
 
 
-def table_console() -> Console:
-    """Returns the console of a command that prints tables, as wide as the terminal."""
+def table_console(kind: type[Console] = Console) -> Console:
+    """Returns the console of a command that prints tables, as wide as the terminal or as the variable COLUMNS says."""
     at_terminal = sys.stdout is not None and sys.stdout.isatty()
-    return Console(highlight=False, emoji=False, width=None if at_terminal else WIDTH)
+    known = at_terminal or "COLUMNS" in os.environ
+    return kind(highlight=False, emoji=False, width=None if known else WIDTH)
 
 
 def make_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, left: int = 1, **options: Any) -> Table:

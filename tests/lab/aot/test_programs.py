@@ -154,6 +154,11 @@ def test_slice_flags_need_a_topology(flag):
         describe.main(["--preset", "gpt2", *flag])
 
 
+def test_a_row_is_singular(capsys):
+    describe.main(["--preset", "gpt2", "--length", "1"])
+    assert "batch of 1 row of 1 token" in capsys.readouterr().out
+
+
 def test_a_classifier_does_not_decode():
     data = DataConfig(source="cldr_language", batching="buckets", bucket_lengths=(T,))
     cfg = Config(name="tiny", model=tiny("classifier"), data=data)

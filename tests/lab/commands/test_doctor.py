@@ -86,6 +86,12 @@ def test_all_columns_fit_80_characters(capsys, monkeypatch):
     assert "per device" in out and "62.50 KiB" in out
 
 
+def test_names_of_parameters_are_whole_in_a_pipe(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS")
+    main([*CLDR, "--devices", "8", "--config.data.batch_multiple=8", *FSDP])
+    assert "│ encoder/layers_*/self_attention_residual/norm/scale " in capsys.readouterr().out
+
+
 def test_no_problems_are_found(capsys, monkeypatch):
     main([*CLDR, "--devices", "16", "--config.data.batch_multiple=16", "--config.parallel.data=2", *FSDP])
     out = capsys.readouterr().out

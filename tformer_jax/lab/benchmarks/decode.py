@@ -11,13 +11,12 @@ from typing import Any
 import jax
 import numpy as np
 from flax import linen as nn
-from rich.console import Console
 
 from tformer_jax import presets
 from tformer_jax.base import checks
 from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.cli.common import add_number
-from tformer_jax.cli.tables import make_table
+from tformer_jax.cli.tables import make_table, table_console
 from tformer_jax.config import ModelConfig
 from tformer_jax.config.fields import INT32_MAX, flag
 from tformer_jax.interop import hf
@@ -213,4 +212,4 @@ def print_speeds(title: str, case: dict[str, Any]) -> None:
         ratio = f"{case['times_as_fast'][name]:.2f} x as fast" if peer else ""
         rows.append((name, f"{speed:,.0f}", ratio, f"{case['equal_rows'][name]:.1%}" if peer else ""))
     headings = ("system", "tokens/s", f"{OURS} is", "equal rows")
-    Console().print(make_table(headings, rows, title=f"{title}: {case['tokens']:,} tokens"))
+    table_console().print(make_table(headings, rows, title=f"{title}: {case['tokens']:,} tokens"))

@@ -5,14 +5,14 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.markup import escape
 
 from tformer_jax import presets
 from tformer_jax.base.errors import UserError
+from tformer_jax.base.numbers import counted
 from tformer_jax.cli.common import add_number, format_size, new_parser
 from tformer_jax.cli.config_file import read_config
-from tformer_jax.cli.tables import make_table
+from tformer_jax.cli.tables import make_table, table_console
 from tformer_jax.config import MESH_PRESETS, Config, DataConfig, read_mesh
 from tformer_jax.config.sizes import assumption, with_sizes
 from tformer_jax.config.task import tasks_of_family
@@ -95,10 +95,11 @@ def preset_config(name: str) -> Config:
 
 def print_cost(name: str, model_cost: "Cost", batch: int, length: int) -> None:
     """Prints a table of the parameters by module, and a table of everything else."""
-    console = Console(emoji=False)
+    console = table_console()
     shares = [(module, f"{size:,}", f"{size / model_cost.total:.1%}") for module, size in model_cost.parameters.items()]
     title = escape(f"{name}: {model_cost.total:,} parameters")
     console.print(make_table(("module", "parameters", "share"), shares, title=title))
+    rows = counted(batch, "row")
     per_token = model_cost.forward_flops / model_cost.tokens
     costs = {
         "parameters without embeddings": f"{model_cost.total - model_cost.embeddings:,}",
@@ -107,4 +108,4 @@ def print_cost(name: str, model_cost: "Cost", batch: int, length: int) -> None:
         "parameters": format_size(model_cost.parameter_bytes),
         "KV cache of decoding": format_size(model_cost.cache_bytes),
     }
-    console.print(make_table(("", "value"), costs.items(), title=f"batch of {batch} rows of {length} tokens"))
+    console.print(make_table(("", "value"), costs.items(), title=f"batch of {rows} of {counted(length, 'token')}"))

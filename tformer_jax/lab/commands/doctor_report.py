@@ -18,9 +18,9 @@ from rich.table import Table
 
 from tformer_jax import __version__
 from tformer_jax.base.errors import UserError
-from tformer_jax.base.numbers import GIB
+from tformer_jax.base.numbers import GIB, counted
 from tformer_jax.cli.common import FAILED, format_size
-from tformer_jax.cli.tables import make_table
+from tformer_jax.cli.tables import make_table, table_console
 from tformer_jax.config import Config, TrainConfig
 from tformer_jax.config.sizes import assumption, with_sizes
 from tformer_jax.config.task import task_of
@@ -62,7 +62,7 @@ def print_report(cfg: Config | None, options: argparse.Namespace) -> None:
     Raises:
         RunError: JAX has no device.
     """
-    console, findings = Console(emoji=False), Findings()
+    console, findings = table_console(), Findings()
     findings.add(machine_checks.check_unknown_flags())
     gpus = findings.attempt(machine_checks.find_gpus) or []
     machine_checks.find_devices()
@@ -201,7 +201,7 @@ def parameter_table(estimate: Placement) -> Table:
 def memory_table(cfg: Config, estimate: Placement) -> Table:
     """Returns a table of the memory that one device needs."""
     rows = {
-        "rows of a batch": f"{estimate.rows} of {estimate.length} tokens",
+        "rows of a batch": f"{estimate.rows} of {counted(estimate.length, 'token')}",
         "micro-batches": str(cfg.train.accumulate),
         "parameters": format_size(estimate.parameters),
         "optimizer state": format_size(estimate.optimizer),

@@ -2,11 +2,11 @@
 
 import argparse
 
-from rich.console import Console
 from rich.table import Table
 
+from tformer_jax.base.numbers import counted
 from tformer_jax.cli.common import format_size
-from tformer_jax.cli.tables import make_table
+from tformer_jax.cli.tables import make_table, table_console
 from tformer_jax.config import Config
 from tformer_jax.lab.aot import programs, topology
 from tformer_jax.lab.aot.programs import Program
@@ -22,10 +22,11 @@ def print_program(config: Config, options: argparse.Namespace, length: int) -> N
     devices = topology.slice_devices(options.topology)
     compile_step = programs.decode_step if options.decode else programs.train_step
     program, _ = compile_step(config, devices, options.batch, length)
-    chip, console = CHIPS[options.topology.partition(":")[0]], Console()
+    chip, console = CHIPS[options.topology.partition(":")[0]], table_console()
     mesh = ", ".join(f"{axis}={size}" for axis, size in program.mesh.items()) or "one device"
     step = "decoding step" if options.decode else "train step"
-    console.print(f"{config.name}, {step}, {mesh}: {program.rows} rows of {program.length} tokens", highlight=False)
+    size = f"{counted(program.rows, 'row')} of {counted(program.length, 'token')}"
+    console.print(f"{config.name}, {step}, {mesh}: {size}")
     console.print(memory_table(program, chip))
     console.print(collectives_table(program))
     console.print(bound_table(options.topology, program, chip))
