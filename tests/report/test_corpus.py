@@ -19,10 +19,12 @@ def test_a_report_shows_splits_directions_and_languages(tmp_path):
     splits = {name: dataclasses.asdict(summary) for name, summary in summaries.items()}
     folder = write_run(tmp_path / "run")
     splits["train"]["transforms"] = [("typos", 0.25)]
+    splits["train"]["sides"]["source"]["tokens"] = 1234 * splits["train"]["read"]
     (folder / "data.json").write_text(json.dumps({"splits": splits, "warnings": ["dev is small"]}))
     (run,) = load_all([folder])
     tables = {table.title: table for table in corpus_tables(run)}
     assert [row[:2] for row in tables["Splits"].rows] == [("train", "90"), ("validation", "2")]
+    assert tables["Splits"].rows[0][2].startswith("1,234.0 / ")
     assert [row[:2] for row in tables["Entries"].rows] == [(name, str(size)) for name, size in PAIRS.items()]
     assert [row[2] for row in tables["Entries"].rows] == ["67", "28", "5.6"]
     assert tables["Transforms"].rows == [("typos", "25")]

@@ -66,7 +66,7 @@ def _split_row(name: str, split: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         name,
         "endless" if split["examples"] is None else f"{split['examples']:,}",
-        " / ".join(f"{side['tokens'] / read:.1f}" for side in sides.values()),
+        " / ".join(f"{side['tokens'] / read:,.1f}" for side in sides.values()),
         " / ".join(f"{side['longest']:,}" for side in sides.values()),
         *(f"{split[key]:,}" for key in ("long", "duplicates", "in_training")),
         f"{sum(split['left_out'].values()):,}",
@@ -96,7 +96,7 @@ def _language_row(name: str, facts: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         name,
         f"{facts['texts']:,}",
-        f"{facts['tokens'] / max(facts['read'], 1):.1f}",
+        f"{facts['tokens'] / max(facts['read'], 1):,.1f}",
         f"{facts['tokens_per_character']:.2f}",
         two_digits(100 * facts["unknown"] / max(facts["tokens"], 1)),
     )
