@@ -18,8 +18,12 @@ import pytest
 from tests.helpers import rest_slow
 from tests.serving.fake_engine import FakeEngine, served
 from tests.serving.live import around, events, live, until
+from tformer_jax.config import DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import ByteTokenizer
+from tformer_jax.inference.engine import Request
+from tformer_jax.serving.errors import RequestError
+from tformer_jax.serving.worker import EngineThread
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPLETE, ATTENTION = "/v1/completions", "/attention"
@@ -118,6 +122,17 @@ def test_a_full_queue_refuses_during_a_step_of_the_engine():
         for thread, _ in asked:
             thread.join()
         assert server.post(COMPLETE, prompt="ab").status_code == 200
+
+
+def test_requests_of_another_beam_width_have_rows_of_their_own():
+    """Regression test: beam search was refused if requests of greedy decoding used as many rows as a lane has."""
+    worker = EngineThread(FakeEngine(max_rows=2), limit=1)
+    greedy, wide = (Request((1,), decode) for decode in (DecodeConfig(), DecodeConfig(strategy="beam", beams=2)))
+    with contextlib.ExitStack() as jobs:
+        for request in (greedy, greedy, wide, wide, greedy):
+            jobs.enter_context(worker.job([request]))
+        with pytest.raises(RequestError, match="the queue of 1 requests is full"):
+            jobs.enter_context(worker.job([wide]))
 
 
 def test_a_burst_fills_the_rows_before_it_fills_the_queue():

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import itertools
 import logging
 import queue
 import threading
@@ -11,8 +12,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tformer_jax.base.errors import UserError, first_line
-from tformer_jax.inference.engine import Engine, Event, Request
+from tformer_jax.inference.engine import MAX_LANES, Engine, Event, Request
 from tformer_jax.serving.errors import RequestError
+
+OF_ROWS = {"strategy", "temperature", "top_k", "top_p", "min_p", "max_new_tokens", "prefix", "stop"}
+"""Settings of decoding in which requests that share the rows of an engine may differ, but for beam search."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,11 +130,12 @@ class Worker:
         """Submits requests on entry, and cancels them on exit.
 
         Raises:
-            RequestError: the server is stopping, or the queue is full whatever the current step of the engine does.
+            RequestError: the server is stopping, or the queue is full even if all rows of the engine are in use.
         """
         if self.stopping:
             raise stopping_error()
-        if requests and sum(job.unfinished for job in self.jobs) + len(requests) > self._limit + self._running:
+        unfinished = sum(job.unfinished for job in self.jobs) + len(requests)
+        if requests and unfinished > self._limit + self._most_running(requests):
             raise queue_full_error(self._limit)
         job = Job(requests)
         self.jobs.add(job)
@@ -162,9 +167,8 @@ class Worker:
         for job in self.jobs:
             job.put(stopping_error())
 
-    @property
-    def _running(self) -> int:
-        """Number of requests that need not wait, in an engine."""
+    def _most_running(self, requests: Sequence[Request | Empty]) -> int:
+        """Returns how many of these requests and those of all jobs need not wait, at most, in an engine."""
         return 0
 
     def _run(self) -> None:
@@ -217,9 +221,10 @@ class EngineThread(Worker):
         self._accepted: dict[int, tuple[Job, int]] = {}
         self._tokens = 0
 
-    @property
-    def _running(self) -> int:
-        return max(self._engine.max_rows, self.load.running)
+    def _most_running(self, requests: Sequence[Request | Empty]) -> int:
+        every = itertools.chain(requests, *(job.requests for job in self.jobs))
+        lanes = {_lane_of(request) for request in every if isinstance(request, Request)}
+        return max(min(max(len(lanes), 1), MAX_LANES) * self._engine.max_rows, self.load.running)
 
     def _run_once(self) -> None:
         for command in self._commands():
@@ -305,6 +310,12 @@ class EngineThread(Worker):
         self._send([(job, engine_failed_error(reason)) for job in {*owners, *self._arrived}])
         self._accepted.clear()
         self._arrived.clear()
+
+
+def _lane_of(request: Request) -> tuple[Any, ...]:
+    """Returns what may decide in whose rows a request runs, such as its beam width."""
+    values = (value for name, value in vars(request.decode).items() if name not in OF_ROWS)
+    return request.decode.strategy == "beam", request.constraints, *values
 
 
 def call_safely(function: Callable[[], Any]) -> Any:
