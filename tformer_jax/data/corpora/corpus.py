@@ -135,7 +135,7 @@ class Indexed(Sequence[T]):
     """A sequence whose slices are lists; a subclass defines its length and `element`."""
 
     def element(self, index: int) -> T:
-        """Returns the element at an index from 0."""
+        """Returns the element at an index, which counts from the end if it is negative, as in a list."""
         raise NotImplementedError
 
     @overload
@@ -143,8 +143,9 @@ class Indexed(Sequence[T]):
     @overload
     def __getitem__(self, index: slice) -> list[T]: ...
     def __getitem__(self, index):
-        chosen = range(len(self))[index]
-        return list(map(self.element, chosen)) if isinstance(index, slice) else self.element(chosen)
+        if isinstance(index, slice):
+            return list(map(self.element, range(len(self))[index]))
+        return self.element(index)
 
 
 class Joined(Indexed[Any]):
@@ -159,7 +160,7 @@ class Joined(Indexed[Any]):
         return self._ends[-1] if self._ends else 0
 
     def element(self, index: int) -> Any:
-        part, offset = self.locate(index)
+        part, offset = self.locate(range(len(self))[index])
         return self.parts[part][offset]
 
     def locate(self, index: int) -> tuple[int, int]:

@@ -51,7 +51,7 @@ class Stored(Indexed[Example]):
         return len(self._batches)
 
     def element(self, index: int) -> Example:
-        number, row = self._batches.locate(index)
+        number, row = self._batches.locate(range(len(self._batches))[index])
         self._reads += 1
         if self._reads % MAPPED_READS == 0:
             self._unload()
