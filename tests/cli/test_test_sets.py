@@ -103,6 +103,9 @@ def test_records_of_tsv_and_jsonl(tmp_path):
     (tmp_path / "b.tsv").write_text("source\ttarget\n")
     with pytest.raises(UserError, match=r"b.tsv has only a header, no example: write one in each line after it"):
         read("--source", tmp_path / "b.tsv")
+    (tmp_path / "b.tsv").write_text("source\ttarget\na\t\n")
+    with pytest.raises(UserError, match=r"b.tsv, line 2: has no reference in 'target': .* remove the record$"):
+        read("--source", tmp_path / "b.tsv")
     (tmp_path / "b.tsv").write_text("source\ttarget\na\tb\nc\n")
     with pytest.raises(UserError, match=r"b.tsv, line 3: has 1 column where the first line has 2"):
         read("--source", tmp_path / "b.tsv")

@@ -158,7 +158,9 @@ def _segments(options: argparse.Namespace, direction: str | None) -> Iterator[Se
         try:
             yield Segment("", ()) if record is None else _segment(record, options, direction)
         except ValueError as error:
-            header = " (line 1 names the columns)" if options.source.name.endswith(TSV) else ""
+            named = {options.source_field, options.document_field, *options.reference_field}
+            lacking = {*named, *(options.language_fields or ())} - {None, *(record or ())}
+            header = " (line 1 names the columns)" if lacking and options.source.name.endswith(TSV) else ""
             raise UserError(f"{place}: {error}{header}") from None
 
 
