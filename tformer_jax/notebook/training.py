@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import inspect
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,7 +62,7 @@ def train(
         KeyboardInterrupt: SIGINT or SIGTERM has stopped the run, with a checkpoint.
     """
     check_config(cfg)
-    check_type("data_root", data_root, str | Path | None, "the path of the data folder")
+    check_type("data_root", data_root, str | os.PathLike | None, "the path of the data folder")
     given = None
     if data is not None:
         cfg = with_python_data(cfg)
