@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from tformer_jax.base.errors import UserError
+from tformer_jax.base.numbers import counted
 from tformer_jax.config import Config, kinds
 from tformer_jax.data.chat.messages import Chat
 from tformer_jax.data.corpora.corpus import Corpus, Joined, Part
@@ -64,7 +65,8 @@ def leave_out_refused(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> Co
         selected[id(examples)] = _accepted(tokenizers.target, split, examples, advice, refused, 0)
         if refused:
             left_out.setdefault(split, {})[REFUSED] = len(refused)
-            logging.getLogger(__name__).warning("%s conversations are left out; %s", f"{len(refused):,}", refused[0])
+            conversations = counted(len(refused), "conversation is", "conversations are")
+            logging.getLogger(__name__).warning("%s left out; %s", conversations, refused[0])
         if not selected[id(examples)]:
             raise DataError(f"split {split} has no other conversation; {refused[0]}")
     train, validation, test = (selected[id(getattr(corpus, split))] for split in NAMES)
