@@ -319,7 +319,8 @@ def lines(summaries: Mapping[str, SplitSummary]) -> Iterator[str]:
         }
         parts += [f"{count:,} {name}" for name, count in names.items() if count]
         if summary.unmatched_placeholders:
-            parts.append(f"{summary.unmatched_placeholders:,} placeholders of targets are not in their source")
+            singular, plural = "placeholder of a target is", "placeholders of targets are"
+            parts.append(f"{counted(summary.unmatched_placeholders, singular, plural)} not in their source")
         parts += [f"left out: {count:,} {reason}" for reason, count in summary.left_out.items()]
         yield "  ".join(parts)
         if summary.transforms:
