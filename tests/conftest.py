@@ -19,6 +19,7 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):  # halves the time;
     FLAGS += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {FLAGS}"
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ.pop("COLUMNS", None)  # 80 in workers of pytest-xdist
 if "PYTEST_XDIST_WORKER" not in os.environ:  # what one test compiled, or made of CLDR's data, serves all workers
     cache = os.environ["TFORMER_CACHE_DIR"] = tempfile.mkdtemp(prefix="tformer_jax_tests_")
     atexit.register(shutil.rmtree, cache, ignore_errors=True)
