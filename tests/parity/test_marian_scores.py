@@ -32,7 +32,7 @@ SETTINGS = {
 }
 OUTPUT = [14] * 8
 SCORES = [-0.74948, -0.78956, -0.79378, -0.79767, -0.79921, -0.80188, -0.80365, -0.80399]
-"""Log-probabilities of the tokens `OUTPUT` of pymarian 1.12.42 (`Translator(..., n_best=True, word_scores=True)`)."""
+"""Log-probabilities of `OUTPUT` by pymarian 1.12.42, which findings/marian_positions.sh runs on this model."""
 SOURCE = " ".join(f"w{i * i % 22}" for i in range(40))
 
 
@@ -61,7 +61,7 @@ def write_model(folder) -> None:
 
 
 def test_scores_are_those_of_marian(tmp_path):
-    """Regression test: positions had the wavelengths of transformers, and scores of long texts differed by 1.7."""
+    """Regression test: positions had the wavelengths of transformers (see findings/marian_positions.sh)."""
     write_model(tmp_path)
     for side in ("source", "target"):
         (tmp_path / f"{side}.spm").touch()
