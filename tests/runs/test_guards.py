@@ -21,7 +21,7 @@ from tformer_jax.config import Config, TrainConfig
 from tformer_jax.parallel.multihost import ProcessGroup
 from tformer_jax.runs import endings, guards
 from tformer_jax.runs.endings import GracefulStop
-from tformer_jax.runs.guards import HUNG, FolderLock
+from tformer_jax.runs.guards import HUNG, FolderLock, Watchdog
 from tformer_jax.runs.training import Training
 from tformer_jax.train import non_finite
 from tformer_jax.train.monitor import BestMetric, NotFinite, SpikeDetector, StepMonitor
@@ -118,6 +118,15 @@ def test_no_alarm_while_paused(watched):
 def test_no_alarm_after_the_process_was_stopped_and_continued(watched):
     """Regression test: a run that Ctrl-Z stopped for longer than `train.hang_seconds` ended when it continued."""
     assert watched[STOPS].returncode == 0, watched[STOPS].stderr
+
+
+def test_the_first_step_of_each_batch_shape_is_not_watched():
+    watchdog, paused = Watchdog(0), []
+    watchdog.beat()
+    for length in (3, 3, 5, 3):
+        with watchdog.around_step({"source": np.zeros((2, length))}):
+            paused.append(watchdog._paused)
+    assert paused == [True, False, True, False]
 
 
 def test_spikes_are_detected_and_slow_changes_are_not():
