@@ -13,8 +13,9 @@ from tformer_jax.inference.constraints import Constraints, constrain, forbid
 from tformer_jax.inference.decoding_state import DecodingState, StepResult
 from tformer_jax.inference.forced import FirstTokens, ForcedTokens
 from tformer_jax.inference.sampling import RowSettings
-from tformer_jax.nn.kv_cache import BeamAncestry
+from tformer_jax.nn.decoder_cache import DecoderCache
 from tformer_jax.nn.padding import take_per_row
+from tformer_jax.nn.slots import BeamAncestry
 from tformer_jax.nn.xla import top_k
 from tformer_jax.special_tokens import PAD
 
@@ -47,9 +48,9 @@ class BeamState(DecodingState):
     - `never`: the same, for every remaining length.
 
     The beams of a row are k tokens of one call that attend only to their ancestors: no cache is copied, and shared
-    tokens (the prompt, the encoder output) are stored once. `DecoderCache.compact` removes tokens without running
-    descendants. Arrays have k = `cfg.beams` beams. A row uses the first `settings.beams` beams, with the same outputs
-    as in a step compiled for that width.
+    tokens (the prompt, the encoder output) are stored once. New tokens replace those without running descendants, so
+    that a row uses few more slots than its longest output has tokens. Arrays have k = `cfg.beams` beams. A row uses the
+    first `settings.beams` beams, with the same outputs as in a step compiled for that width.
     """
 
     prompt_end: jax.Array
@@ -147,6 +148,9 @@ class BeamState(DecodingState):
             finished=finished,
             **self._carried(parents, tokens, order),
         )
+
+    def fits(self, cache: DecoderCache) -> jax.Array:
+        return (self.done | cache.has_room(self.cfg.beams)).all()
 
     @property
     def length(self) -> int:

@@ -12,7 +12,7 @@ from tformer_jax.inference.constraints import Constraints, constrain, forbid
 from tformer_jax.inference.forced import FirstTokens, ForcedTokens
 from tformer_jax.inference.sampling import RowSettings, among, choose
 from tformer_jax.nn.decoder_cache import DecoderCache
-from tformer_jax.nn.kv_cache import BeamAncestry
+from tformer_jax.nn.slots import BeamAncestry
 from tformer_jax.special_tokens import PAD
 
 
@@ -47,6 +47,10 @@ class DecodingState(abc.ABC):
     def trim(self, cache: DecoderCache) -> DecoderCache:
         """Removes the tokens of rejected drafts from a cache."""
         return cache
+
+    def fits(self, cache: DecoderCache) -> jax.Array | bool:
+        """Returns whether a cache has room for the tokens of the next step; others count their slots beforehand."""
+        return True
 
     def mark_done(self, rows: jax.Array) -> Self:
         """Marks `rows`, bool [B], as done."""

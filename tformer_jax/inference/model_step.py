@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from tformer_jax.models.decoder_lm import DecoderLM
 from tformer_jax.models.seq2seq import Seq2Seq
 from tformer_jax.nn.decoder_cache import DecoderCache
-from tformer_jax.nn.kv_cache import BeamAncestry
+from tformer_jax.nn.slots import BeamAncestry
 from tformer_jax.special_tokens import PAD
 
 Step = Callable[..., tuple[jax.Array, DecoderCache]]

@@ -11,9 +11,9 @@ from tformer_jax.config import ModelConfig
 from tformer_jax.models.family import Family
 from tformer_jax.nn.decoder_cache import DecoderCache
 from tformer_jax.nn.embeddings import InputEmbedding, OutputHead, TokenEmbedding
-from tformer_jax.nn.kv_cache import BeamAncestry
 from tformer_jax.nn.padding import PaddingLast
 from tformer_jax.nn.positions import token_positions
+from tformer_jax.nn.slots import BeamAncestry
 from tformer_jax.nn.stacks import Decoder
 
 
@@ -109,7 +109,7 @@ class TokenDecoder(Family, nn.Module):
             UserError: the layers are scanned, or, outside of compiled functions, the tokens do not fit in the cache.
         """
         padding_mask = jnp.ones(tokens.shape, bool) if padding_mask is None else padding_mask
-        cache, positions, attended = cache.allocate(padding_mask, same_position=ancestry is not None)
+        cache, positions, attended = cache.allocate(padding_mask, ancestry)
         embedding, input_embedding = self.target_embeddings()
         x = input_embedding(embedding(tokens), positions)
         x, cache = self.decoder.step(

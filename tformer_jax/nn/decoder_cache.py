@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 
 from tformer_jax.config import ModelConfig, kinds
-from tformer_jax.nn.kv_cache import BeamAncestry, LayerCache, LayerState, RowState, TokenCache
+from tformer_jax.nn.kv_cache import LayerCache, LayerState, RowState, TokenCache
 from tformer_jax.nn.row_slots import PagedSlots, Rows, RowSlots, pad_axis, set_rows
-from tformer_jax.nn.slots import EMPTY, DenseSlots, RingSlots, Slots, Tokens
+from tformer_jax.nn.slots import EMPTY, BeamAncestry, DenseSlots, RingSlots, Slots, Tokens
 
 
 @flax.struct.dataclass
@@ -33,11 +33,11 @@ class DecoderCache:
     """int32 [B]: number of leading tokens that all tokens of the row may attend to; None: 0."""
 
     def allocate(
-        self, padding_mask: jax.Array, *, same_position: bool = False
+        self, padding_mask: jax.Array, ancestry: BeamAncestry | None = None
     ) -> tuple["DecoderCache", jax.Array, dict[str, Tokens]]:
         """Assigns positions and slots to T new tokens.
 
-        The positions are consecutive or, if `same_position`, the same for all tokens of a row.
+        The positions are consecutive or, with an `ancestry`, the same for all tokens of a row.
 
         Args:
             padding_mask: bool [B, T], True for tokens that are not padding.
@@ -49,7 +49,7 @@ class DecoderCache:
         Raises:
             UserError: the tokens do not fit; checked only outside of compiled functions.
         """
-        if same_position:
+        if ancestry is not None:
             after, counts = jnp.zeros(padding_mask.shape, jnp.int32), padding_mask.any(axis=1).astype(jnp.int32)
         else:
             after, counts = (
@@ -58,7 +58,7 @@ class DecoderCache:
             )
         positions = self.lengths[:, None] + after
         new = Tokens.of_call(jnp.where(padding_mask, positions, EMPTY))
-        allocated = {kind: slots.allocate(new, same_position=same_position) for kind, slots in self.slots.items()}
+        allocated = {kind: slots.allocate(new, ancestry) for kind, slots in self.slots.items()}
         updated = dataclasses.replace(
             self, slots={kind: slots for kind, (slots, _) in allocated.items()}, lengths=self.lengths + counts
         )
@@ -131,7 +131,7 @@ class DecoderCache:
         return dataclasses.replace(rest, layers=tuple(map(layer, self.layers)), slots=slots)
 
     def pad(self, slots: int, source: int) -> "DecoderCache":
-        """Makes room for `slots` slots per row, and for the encoder's output of `source` tokens."""
+        """Pads or cuts the cache to `slots` slots per row, and to an encoder's output of `source` tokens."""
 
         def layer(own: LayerCache) -> LayerCache:
             cross = jax.tree.map(lambda leaf: pad_axis(leaf, source, 2), own.cross_attention)
@@ -154,25 +154,9 @@ class DecoderCache:
         slots: dict[str, Slots] = {kind: slots.set_tables(rows, tables) for kind, slots in self.row_slots.items()}
         return dataclasses.replace(self, slots=slots)
 
-    def compact(self, ancestry: BeamAncestry, rows: jax.Array) -> "DecoderCache":
-        """Removes the tokens that no beam may attend to, and moves the others to the first slots of their row.
-
-        After some steps, all beams of a row share their ancestors at early positions: each such position then needs one
-        slot instead of one per beam. Only for the caches of `row_cache` and `paged_cache`, in which all kinds of layers
-        have the same slots. `rows`, bool [B], are the rows to compact; others are unchanged.
-        """
-        slots, first = self.row_slots, self.first_slots
-        used = ancestry.may_attend(first.tokens).any(axis=(1, 2)) & (first.tokens.positions != EMPTY)
-        same = jnp.arange(used.shape[1])
-        order = jnp.where(rows[:, None], jnp.argsort(~used, axis=1, stable=True), same)
-        counts = jnp.where(rows, used.sum(axis=1, dtype=jnp.int32), first.index)
-
-        layers = tuple(
-            LayerCache(layer.self_attention.move(first, order), layer.cross_attention) for layer in self.layers
-        )
-        return dataclasses.replace(
-            self, layers=layers, slots={kind: layout.reorder(order, counts) for kind, layout in slots.items()}
-        )
+    def has_room(self, count: int) -> jax.Array:
+        """Returns whether `count` more tokens fit in each row, bool [B]; only for `row_cache` and `paged_cache`."""
+        return self.first_slots.index + count <= self.first_slots.capacity
 
     def remove_newest(self, counts: jax.Array) -> "DecoderCache":
         """Removes the last `counts` (int32 [B]) tokens of each row.

@@ -13,7 +13,7 @@ from tformer_jax import axes
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.row_slots import Rows, RowSlots, pad_axis, set_rows
 from tformer_jax.nn.sharding import constrain
-from tformer_jax.nn.slots import Slots, Tokens
+from tformer_jax.nn.slots import Slots
 
 
 @flax.struct.dataclass
@@ -78,15 +78,11 @@ class LayerState:
         raise NotImplementedError
 
     def pad(self, slots: RowSlots, length: int) -> Self:
-        """Makes room for `length` slots per row."""
+        """Pads or cuts the entries to `length` slots per row."""
         return self
 
     def add_pages(self, pages: int) -> Self:
         """Adds empty pages up to `pages`, if the entries lie in pages."""
-        return self
-
-    def move(self, slots: RowSlots, order: jax.Array) -> Self:
-        """Moves the entries of slots `order` [B, S] to slots 0, 1, ...."""
         return self
 
 
@@ -129,9 +125,6 @@ class TokenCache(LayerState):
 
     def add_pages(self, pages: int) -> Self:
         return jax.tree.map(lambda pool: pad_axis(pool, pages, 0), self)
-
-    def move(self, slots: RowSlots, order: jax.Array) -> Self:
-        return jax.tree.map(lambda leaf: slots.move(leaf, order), self)
 
 
 class RowState(LayerState):
@@ -192,32 +185,3 @@ class LayerCache:
     self_attention: LayerState
     cross_attention: TokenCache | None
     """Computed once from the encoder's output; None in a decoder-only model."""
-
-
-@flax.struct.dataclass
-class BeamAncestry:
-    """Ancestors of each of T beams, which are the tokens of one call: a beam attends only to its ancestors."""
-
-    ancestors: jax.Array
-    """int32 [B, T, A]: for each beam, the index of its ancestor at position `start + a` among the tokens of that call.
-
-    For the newest token, it is its own index.
-    """
-    start: jax.Array
-    """int32 [B]: all beams may attend to tokens before this position."""
-
-    def may_attend(self, keys: Tokens) -> jax.Array:
-        """Returns the mask bool [B, 1, T, S] for keys [B, S]."""
-        offsets = jnp.clip(keys.positions - self.start[:, None], 0, self.ancestors.shape[2] - 1)
-        ancestors = jnp.take_along_axis(self.ancestors, offsets[:, None], axis=2)
-        common = keys.positions < self.start[:, None]
-        return (common[:, None] | (ancestors == keys.columns[:, None]))[:, None]
-
-    def parents(self, positions: jax.Array) -> jax.Array:
-        """Returns the column of each token's parent in the previous call, 0 in the prompt: int32 [B, T].
-
-        `positions`: int32 [B, T], the positions of the tokens.
-        """
-        offsets = (positions - 1 - self.start[:, None])[..., None]
-        parents = jnp.take_along_axis(self.ancestors, jnp.clip(offsets, 0, self.ancestors.shape[2] - 1), axis=2)
-        return jnp.where(offsets < 0, 0, parents)[..., 0]

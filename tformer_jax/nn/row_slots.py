@@ -7,7 +7,7 @@ import flax
 import jax
 import jax.numpy as jnp
 
-from tformer_jax.nn.slots import EMPTY, Tokens, check_capacity, write_at
+from tformer_jax.nn.slots import EMPTY, BeamAncestry, Tokens, check_capacity, write_at
 
 Rows = jax.Array | slice
 """Rows of a cache: their indices, int32 [P], or `ALL`."""
@@ -20,20 +20,23 @@ def set_rows(every: Any, rows: Rows, some: Any) -> Any:
 
 
 def pad_axis(array: jax.Array, length: int, axis: int, value: int = 0) -> jax.Array:
-    """Pads one axis of an array to `length` at its end."""
-    widths = [(0, 0)] * array.ndim
-    widths[axis] = (0, length - array.shape[axis])
-    return jnp.pad(array, widths, constant_values=value)
+    """Pads or cuts one axis of an array to `length` at its end."""
+    widths = [(0, 0, 0)] * array.ndim
+    widths[axis] = (0, length - array.shape[axis], 0)
+    return jax.lax.pad(array, jnp.asarray(value, array.dtype), widths)
 
 
 @flax.struct.dataclass
 class RowSlots:
-    """Consecutive slots with one index per row: a call writes its real tokens to the next slots of each row."""
+    """Slots with one index per row: a call writes its real tokens to the next slots of each row.
+
+    Beams are written to the first slots that are empty or hold a token that no running beam descends from.
+    """
 
     in_place: ClassVar[bool] = False
     tokens: Tokens
     index: jax.Array
-    """int32 [B]: slots written so far."""
+    """int32 [B]: number of slots up to the last one in use."""
     added: jax.Array
     """int32 [B, T]: slots of the current call's tokens, S for padding; [B, 0] between calls."""
 
@@ -42,12 +45,23 @@ class RowSlots:
         """Returns an empty layout with `slots` slots per row."""
         return cls(Tokens.empty(batch, slots), jnp.zeros((batch,), jnp.int32), jnp.zeros((batch, 0), jnp.int32))
 
-    def allocate(self, new: Tokens, *, same_position: bool = False) -> tuple[Self, Tokens]:
+    @property
+    def capacity(self) -> jax.Array | int:
+        """Number of slots that a row may use, int32 [B] or the same for all rows."""
+        return self.tokens.positions.shape[1]
+
+    def allocate(self, new: Tokens, ancestry: BeamAncestry | None = None) -> tuple[Self, Tokens]:
         real = new.positions != EMPTY
         S = self.tokens.positions.shape[1]
-        added = jnp.where(real, self.index[:, None] + jnp.cumsum(real, axis=1, dtype=jnp.int32) - 1, S)
+        number = jnp.cumsum(real, axis=1, dtype=jnp.int32) - 1
+        used, chosen = self.index, self.index[:, None] + number
+        if ancestry is not None:
+            unused = ancestry.unused(self.tokens)
+            used = jnp.where(unused, 0, jnp.arange(1, S + 1)).max(axis=1)
+            chosen = (jnp.cumsum(unused, axis=1)[:, None] <= number[..., None]).sum(axis=2, dtype=jnp.int32)
+        added = jnp.where(real, chosen, S)
         tokens = jax.tree.map(lambda old, new: write_at(old, new, added), self.tokens, new)
-        index = self.index + real.sum(axis=1, dtype=jnp.int32)
+        index = jnp.where(real.any(axis=1), jnp.maximum(used, jnp.where(real, chosen + 1, 0).max(axis=1)), self.index)
         check_capacity(index, self.tokens)
         return dataclasses.replace(self, tokens=tokens, index=index, added=added), tokens
 
@@ -87,28 +101,18 @@ class RowSlots:
         return jax.tree.map(lambda leaf: leaf.at[to].set(leaf[source]), self)
 
     def pad(self, slots: int) -> Self:
-        """Adds empty slots up to `slots` per row."""
+        """Adds empty slots up to `slots` per row, or removes the slots from `slots` on."""
         old = self.tokens
         tokens = Tokens(pad_axis(old.positions, slots, 1, EMPTY), pad_axis(old.columns, slots, 1))
         return dataclasses.replace(self, tokens=tokens)
 
     def pad_entries(self, entries: jax.Array, slots: int) -> jax.Array:
-        """Pads the keys or values [B, K, S, ...] to `slots` per row."""
+        """Pads or cuts the keys or values [B, K, S, ...] to `slots` per row."""
         return pad_axis(entries, slots, 2)
 
     def fork_entries(self, entries: jax.Array, source: jax.Array, to: jax.Array, copies: jax.Array) -> jax.Array:
         """Copies the keys or values of row `source` to row `to`; `copies` are the pages to copy, int32 [n, 2]."""
         return entries.at[to].set(entries[source])
-
-    def reorder(self, order: jax.Array, counts: jax.Array) -> Self:
-        """Moves the tokens of slots `order` [B, S] to slots 0, 1, ..., and empties all but the first `counts` [B].
-
-        Their keys and values are moved by `move`.
-        """
-        tokens = jax.tree.map(lambda leaf: jnp.take_along_axis(leaf, order, axis=1), self.tokens)
-        stays = jnp.arange(order.shape[1]) < counts[:, None]
-        tokens = Tokens(jnp.where(stays, tokens.positions, EMPTY), tokens.columns)
-        return dataclasses.replace(self, tokens=tokens, index=counts)
 
     def remove_newest(self, counts: jax.Array) -> Self:
         index = jnp.maximum(self.index - counts, 0)
@@ -119,10 +123,6 @@ class RowSlots:
     def extend(self, old: jax.Array, new: jax.Array) -> tuple[jax.Array, jax.Array]:
         stored = write_at(old, new, self.added)
         return stored, stored
-
-    def move(self, entries: jax.Array, order: jax.Array) -> jax.Array:
-        """Moves the keys or values of slots `order` [B, S] to slots 0, 1, ...."""
-        return jnp.take_along_axis(entries, order[:, None, :, None], axis=2)
 
 
 @flax.struct.dataclass
@@ -174,6 +174,11 @@ class PagedSlots(RowSlots):
         return entries.at[copies[:, 1]].set(entries[copies[:, 0]])
 
     @property
+    def capacity(self) -> jax.Array:
+        """Number of slots in the pages of each row, int32 [B]."""
+        return (self.table > 0).sum(axis=1, dtype=jnp.int32) * self.page_size
+
+    @property
     def page_size(self) -> int:
         """Number of slots per page."""
         return self.tokens.positions.shape[1] // self.table.shape[1]
@@ -187,14 +192,6 @@ class PagedSlots(RowSlots):
         pages, offsets = self._locate(self.added)
         stored = old.at[pages, :, offsets].set(jnp.swapaxes(new, 1, 2).astype(old.dtype))
         return stored, stored
-
-    def move(self, entries: jax.Array, order: jax.Array) -> jax.Array:
-        """See `RowSlots`; slots that keep their token, such as slots in shared pages, are not written."""
-        to = jnp.broadcast_to(jnp.arange(order.shape[1]), order.shape)
-        pages, offsets = self._locate(order)
-        moved = entries[pages, :, offsets]
-        pages, offsets = self._locate(to)
-        return entries.at[jnp.where(order == to, 0, pages), :, offsets].set(moved)
 
     def _locate(self, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns the pages and the offsets in them, int32 [B, T], of slots [B, T]; page 0 beyond the last slot."""

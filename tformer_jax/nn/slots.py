@@ -24,7 +24,7 @@ class Tokens:
     positions: jax.Array
     """int32 [B, S]: positions in the row; `EMPTY` for padding and empty slots."""
     columns: jax.Array
-    """int32 [B, S]: column of the token in its call, by which `kv_cache.BeamAncestry` identifies beams."""
+    """int32 [B, S]: column of the token in its call, by which `BeamAncestry` identifies beams."""
 
     @classmethod
     def of_call(cls, positions: jax.Array) -> "Tokens":
@@ -37,6 +37,39 @@ class Tokens:
         return cls(jnp.full((batch, slots), EMPTY), jnp.zeros((batch, slots), jnp.int32))
 
 
+@flax.struct.dataclass
+class BeamAncestry:
+    """Ancestors of each of T beams, which are the tokens of one call: a beam attends only to its ancestors."""
+
+    ancestors: jax.Array
+    """int32 [B, T, A]: for each beam, the index of its ancestor at position `start + a` among the tokens of that call.
+
+    For the newest token, it is its own index.
+    """
+    start: jax.Array
+    """int32 [B]: all beams may attend to tokens before this position."""
+
+    def may_attend(self, keys: Tokens) -> jax.Array:
+        """Returns the mask bool [B, 1, T, S] for keys [B, S]."""
+        offsets = jnp.clip(keys.positions - self.start[:, None], 0, self.ancestors.shape[2] - 1)
+        ancestors = jnp.take_along_axis(self.ancestors, offsets[:, None], axis=2)
+        common = keys.positions < self.start[:, None]
+        return (common[:, None] | (ancestors == keys.columns[:, None]))[:, None]
+
+    def unused(self, tokens: Tokens) -> jax.Array:
+        """Returns bool [B, S]: the slots that are empty, or that hold a token without running descendants."""
+        return (tokens.positions == EMPTY) | ~self.may_attend(tokens).any(axis=(1, 2))
+
+    def parents(self, positions: jax.Array) -> jax.Array:
+        """Returns the column of each token's parent in the previous call, 0 in the prompt: int32 [B, T].
+
+        `positions`: int32 [B, T], the positions of the tokens.
+        """
+        offsets = (positions - 1 - self.start[:, None])[..., None]
+        parents = jnp.take_along_axis(self.ancestors, jnp.clip(offsets, 0, self.ancestors.shape[2] - 1), axis=2)
+        return jnp.where(offsets < 0, 0, parents)[..., 0]
+
+
 class Slots(Protocol):
     """A slot layout. Each call runs `allocate`, then `extend` for every array of keys or values, then `end_call`."""
 
@@ -44,8 +77,8 @@ class Slots(Protocol):
     in_place: ClassVar[bool]
     """Whether attention reads the stored entries in place, by `paged.attend_pages`."""
 
-    def allocate(self, new: Tokens, *, same_position: bool = False) -> tuple[Self, Tokens]:
-        """Assigns slots to T tokens, at consecutive positions or, if `same_position`, all at one position of their row.
+    def allocate(self, new: Tokens, ancestry: BeamAncestry | None = None) -> tuple[Self, Tokens]:
+        """Assigns slots to T tokens, at consecutive positions or, with an `ancestry`, all at one position of their row.
 
         Returns:
             The updated layout, and the tokens [B, S] that this call attends to.
@@ -79,7 +112,7 @@ class DenseSlots:
         """Returns an empty layout with `slots` slots per row."""
         return cls(Tokens.empty(batch, slots), jnp.zeros((), jnp.int32))
 
-    def allocate(self, new: Tokens, *, same_position: bool = False) -> tuple["DenseSlots", Tokens]:
+    def allocate(self, new: Tokens, ancestry: BeamAncestry | None = None) -> tuple["DenseSlots", Tokens]:
         """See `Slots`; the tokens take the next T slots of all rows, whatever their positions are."""
         T = new.positions.shape[1]
         check_capacity(self.index + T, self.tokens)
@@ -121,7 +154,7 @@ class RingSlots:
         """Returns an empty layout with `width` slots for each of `window` positions."""
         return cls(Tokens.empty(batch, window * width), jnp.zeros((batch, 0), jnp.int32), width)
 
-    def allocate(self, new: Tokens, *, same_position: bool = False) -> tuple["RingSlots", Tokens]:
+    def allocate(self, new: Tokens, ancestry: BeamAncestry | None = None) -> tuple["RingSlots", Tokens]:
         S = self.tokens.positions.shape[1]
         window = S // self.width
         newest = new.positions.max(axis=1, keepdims=True, initial=EMPTY)
@@ -129,7 +162,7 @@ class RingSlots:
         added = jnp.where(stays, new.positions % window * self.width + new.columns % self.width, S)
         tokens = jax.tree.map(lambda old, new: write_at(old, new, added), self.tokens, new)
         after = dataclasses.replace(
-            self, tokens=tokens, added=added, one_position=same_position or new.positions.shape[1] == 1
+            self, tokens=tokens, added=added, one_position=ancestry is not None or new.positions.shape[1] == 1
         )
         return after, tokens if after.one_position else jax.tree.map(_concatenate, self.tokens, new)
 

@@ -11,14 +11,14 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config import ModelConfig
 from tformer_jax.nn.attention_positions import make_attention_positions
 from tformer_jax.nn.decoder_cache import DecoderCache, mask_kinds
-from tformer_jax.nn.kv_cache import BeamAncestry, TokenCache
+from tformer_jax.nn.kv_cache import TokenCache
 from tformer_jax.nn.layers import LayerContext, TransformerLayer
 from tformer_jax.nn.linear import LOW_RANK
 from tformer_jax.nn.masks import Mask, check_padding_mask, lookahead_mask
 from tformer_jax.nn.module import WATCHED, check_vectors, watch
 from tformer_jax.nn.norms import make_norm
 from tformer_jax.nn.positions import token_positions
-from tformer_jax.nn.slots import Tokens
+from tformer_jax.nn.slots import BeamAncestry, Tokens
 
 
 def make_layer(cfg: ModelConfig, number: int, *, cross: bool, bidirectional: bool) -> TransformerLayer:

@@ -16,7 +16,6 @@ from tformer_jax.inference.engine.state import (
     Size,
     State,
     constrain_state,
-    dense_slots,
     initial_rows,
     phrase_arrays,
 )
@@ -42,6 +41,8 @@ class Steps(NamedTuple):
     """Results of all steps: arrays [MAX_STEPS, B, ...]; entries from index `taken` on are unspecified."""
     taken: jax.Array
     """int32 scalar: number of steps."""
+    filled: jax.Array
+    """int32 [B]: number of slots of each row up to the last one in use."""
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "size"))
@@ -74,7 +75,7 @@ def _empty_cache(cfg: ModelConfig, plan: Plan, size: Size) -> DecoderCache:
         pages = {"pages": plan.pages, "page_size": plan.page_size, "pages_per_row": plan.pages_per_row}
         cache = paged_cache(cfg, B, **pages, width=width, dtype=dtype)
     else:
-        cache = row_cache(cfg, B, dense_slots(plan, size), width=width, dtype=dtype)
+        cache = row_cache(cfg, B, size.slots, width=width, dtype=dtype)
     if not cfg.model_class.reads_source:
         return cache
     cross = empty_entries(cfg, cfg.attention, B, size.source).stored(dtype or cfg.dtype)
@@ -83,9 +84,9 @@ def _empty_cache(cfg: ModelConfig, plan: Plan, size: Size) -> DecoderCache:
 
 
 @functools.partial(jax.jit, static_argnames=("plan", "size"))
-def extend(plan: Plan, state: State, size: Size) -> State:
-    """Pads the arrays of a state to the lengths `size`."""
-    cache = state.cache.pad(dense_slots(plan, size), size.source)
+def resize(plan: Plan, state: State, size: Size) -> State:
+    """Pads the arrays of a state to the lengths `size`; slots may also be cut."""
+    cache = state.cache.pad(size.slots, size.source)
     return constrain_state(plan, State(cache, state.rows.extended(size.output, size.forced)))
 
 
@@ -149,11 +150,14 @@ def advance(
 ) -> tuple[State, Steps]:
     """Runs several decoding steps for all running rows, without returning to the host between steps.
 
+    Beam search also stops when a row has no room for its next tokens.
+
     Args:
         ended: bool [B], rows to end before the first step.
         steps: int32 scalar in 1, ..., `MAX_STEPS`: maximum number of steps.
         min_done: int32 scalar: stop when this number of rows is done, after at least one step.
-        pages: number of pages per row to read, enough for the longest row after `steps` steps; None for a dense cache.
+        pages: number of pages per row to read, enough for the longest row after `steps` steps, or after the next one of
+            beam search; None for a dense cache.
 
     Returns:
         The new state, and the results of the steps.
@@ -161,41 +165,27 @@ def advance(
     drafts = plan.decode.lookup_tokens > 0
     call = skip_drafts(step_fn(plan.model, params, last_only=False)) if drafts else step_fn(plan.model, params)
 
-    def should_continue(carry: tuple[Steps, DecodingState, DecoderCache]) -> jax.Array:
-        (_, taken), rows, _ = carry
-        return (taken == 0) | (taken < steps) & (rows.done.sum() < min_done)
+    def should_continue(carry: tuple[StepResult, jax.Array, DecodingState, DecoderCache]) -> jax.Array:
+        _, taken, rows, cache = carry
+        return (taken == 0) | (taken < steps) & (rows.done.sum() < min_done) & rows.fits(cache)
 
-    def step(carry: tuple[Steps, DecodingState, DecoderCache]) -> tuple[Steps, DecodingState, DecoderCache]:
-        (results, taken), rows, cache = carry
+    def step(
+        carry: tuple[StepResult, jax.Array, DecodingState, DecoderCache],
+    ) -> tuple[StepResult, jax.Array, DecodingState, DecoderCache]:
+        results, taken, rows, cache = carry
         tokens, ancestry = rows.next_tokens()
         logits, cache = call(tokens, cache, ancestry)
         rows = rows.advance(logits)
         cache = rows.trim(cache)
         results = jax.tree.map(lambda all_steps, now: all_steps.at[taken].set(now), results, rows.result())
-        return Steps(results, taken + 1), rows, cache
+        return results, taken + 1, rows, cache
 
     rows = state.rows.mark_done(ended)
     no_results = jax.tree.map(lambda leaf: jnp.zeros((MAX_STEPS, *leaf.shape), leaf.dtype), rows.result())
-    initial = Steps(no_results, jnp.zeros((), jnp.int32)), rows, state.cache.take(ALL, pages)
-    taken, rows, cache = jax.lax.while_loop(should_continue, step, initial)
-    return constrain_state(plan, State(state.cache.put(ALL, cache), rows)), jax.tree.map(replicate, taken)
-
-
-@functools.partial(jax.jit, static_argnames=("plan", "pages"), donate_argnames=("state",))
-def compact(plan: Plan, state: State, ended: jax.Array, *, pages: int | None) -> tuple[State, jax.Array]:
-    """Runs `DecoderCache.compact` on the running rows of beam search.
-
-    Args:
-        ended: bool [B], rows that are not running; their pages may belong to other rows.
-        pages: number of pages per row in use; None for a dense cache.
-
-    Returns:
-        The new state, and the number of slots in use, int32 [B].
-    """
-    rows = cast(BeamState, state.rows).mark_done(ended)
-    cache = state.cache.take(ALL, pages).compact(rows.ancestry, ~rows.done)
-    used = cache.first_slots.index
-    return constrain_state(plan, State(state.cache.put(ALL, cache), rows)), replicate(used)
+    initial = no_results, jnp.zeros((), jnp.int32), rows, state.cache.take(ALL, pages)
+    results, taken, rows, cache = jax.lax.while_loop(should_continue, step, initial)
+    done = jax.tree.map(replicate, Steps(results, taken, cache.first_slots.index))
+    return constrain_state(plan, State(state.cache.put(ALL, cache), rows)), done
 
 
 @jax.jit

@@ -18,7 +18,7 @@ from tformer_jax.inference.engine.compiled import MAX_STEPS
 from tformer_jax.inference.engine.page_table import RESERVED_PAGE, PageTable
 from tformer_jax.inference.engine.rows import NewTokens, RequestRow
 from tformer_jax.inference.engine.scheduler import Vacancy
-from tformer_jax.inference.engine.state import NewRows, Plan, Size, State, dense_slots, phrase_arrays
+from tformer_jax.inference.engine.state import NewRows, Plan, Size, State, phrase_arrays
 from tformer_jax.inference.forced import FirstTokens, ForcedTokens, forced_width
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.nn.attention_ops import paged
@@ -27,11 +27,10 @@ from tformer_jax.special_tokens import PAD
 PROMPT_CHUNK = 256
 """Maximum number of prompt tokens per call, so that long prompts do not delay other requests for long."""
 
-COMPACTION_LENGTH = 32
-"""Minimum output length at which beam search compacts its cache before it uses more of it.
+SLOTS_PER_BEAM = 10
+"""Minimum number of slots per beam of a dense cache; longer outputs start with one slot per token.
 
-Attention reads all positions in each step: 32 translates Multi30k 16 to 24 % faster than 64 on two AMD EPYC cores, and
-16 as fast as 32.
+Attention reads all slots. On Multi30k, 5 beams of outputs of up to 51 tokens use at most 62 slots.
 """
 SHRINK_FACTOR = 4
 """Minimum ratio of an array's length to the needed length at which an empty lane reallocates the array."""
@@ -62,6 +61,10 @@ class Lane:
         """Free rows and pages, and the number of rows in use."""
         taken = len(self.running) + self._reserved
         return Vacancy(self.plan.rows - taken, self.table.free_pages, taken)
+
+    @property
+    def _beam(self) -> bool:
+        return self.plan.decode.strategy == "beam"
 
     @property
     def _free(self) -> list[int]:
@@ -130,22 +133,25 @@ class Lane:
         """
         self._hypotheses = None
         longest = max(running.generated for running in self.running.values())
-        self._extend(0, longest + 1)
-        if self.plan.decode.strategy == "beam":
-            self._compact()
-        slots = self._slots_of_next_step()
+        slots = max(running.slots_after(1) for running in self.running.values())
+        self._extend(0, longest + 1, slots)
+        if self._beam:
+            self._cut(slots)
         pages = self._pages_with(slots)
-        capacity = dense_slots(self.plan, self._size) if pages is None else pages * self.plan.page_size
-        steps_that_fit = 1 + (capacity - slots) // self.plan.decode.tokens_per_step
-        steps = min(self._steps_within(seconds), self._size.output - longest, steps_that_fit)
+        steps = min(self._steps_within(seconds), self._size.output - longest)
+        if not self._beam:  # which stops by itself
+            capacity = self._size.slots if pages is None else pages * self.plan.page_size
+            steps = min(steps, 1 + (capacity - slots) // self.plan.decode.tokens_per_step)
         if self._grows:
             self._take_pages(steps)
         free = self.plan.rows - len(self.running)
         min_done = self.plan.rows if wanted is None else max(wanted, free + 1)
         started = time.perf_counter()
-        results, taken = self._take_steps(steps, min_done, pages)
+        results, taken, filled = self._take_steps(steps, min_done, pages)
         self._seconds_per_step = (time.perf_counter() - started) / taken
-        return {row: self._new_tokens(row, *(column[:taken, row] for column in results)) for row in self.running}
+        for row, running in self.running.items():
+            running.allocation.filled = int(filled[row])
+        return {row: self._new_tokens(*(column[:taken, row] for column in results)) for row in self.running}
 
     def _take_pages(self, steps: int) -> None:
         """Allocates the pages that the running rows may fill in `steps` steps.
@@ -174,10 +180,6 @@ class Lane:
             tables[place, : len(allocation.pages)] = allocation.pages
         self.state = compiled.set_tables(self.plan, self.state, indices, tables)
 
-    def _slots_of_next_step(self) -> int:
-        """Returns the maximum number of slots in use in a row after one more step."""
-        return max(running.slots_after(1) for running in self.running.values())
-
     @property
     def _page_counts(self) -> Sequence[int]:
         """Numbers of pages per row that attention is compiled for: fewer than a group of pages take as long."""
@@ -188,28 +190,11 @@ class Lane:
         needed = self.table.pages_for(slots)
         return next(count for count in self._page_counts if count >= needed) if self.plan.paged else None
 
-    def _compact(self) -> None:
-        """Compacts the cache of beam search if it is full; doubles its positions if that frees less than a quarter.
-
-        A paged cache is full if it uses more slots beyond the longest prompt than a dense cache has.
-        """
-        prompt = max(len(running.prompt) for running in self.running.values()) - 1
-        slots, needed = dense_slots(self.plan, self._size), self._slots_of_next_step()
-        if needed - prompt <= slots:
-            return
-        self.state, used = compiled.compact(self.plan, self.state, self._ended, pages=self._pages_with(needed))
-        used = jax.device_get(used)
-        for row, running in self.running.items():
-            running.allocation.filled = int(used[row])
-        if self._slots_of_next_step() - prompt > 3 * slots // 4:
-            self._extend(0, 0, 2 * self._size.positions)
-
-    def _take_steps(self, steps: int, min_done: int, pages: int | None) -> tuple[Any, Any]:
-        """Calls `compiled.advance` and copies its results to the host."""
+    def _take_steps(self, steps: int, min_done: int, pages: int | None) -> Any:
+        """Calls `compiled.advance` and copies its `Steps` to the host."""
         numbers = np.int32(steps), np.int32(min_done)
         self.state, done = compiled.advance(self.plan, self._params, self.state, self._ended, *numbers, pages=pages)
-        results, taken = jax.device_get(done)
-        return results, taken
+        return jax.device_get(done)
 
     @property
     def _chunk(self) -> int:
@@ -221,13 +206,11 @@ class Lane:
         """Returns the number of steps that fit into `seconds`, at least 1 and at most `MAX_STEPS`."""
         return MAX_STEPS if seconds == math.inf else min(max(int(seconds / self._seconds_per_step), 1), MAX_STEPS)
 
-    def _new_tokens(self, row: int, tokens: np.ndarray, scores: np.ndarray, done: np.ndarray) -> NewTokens:
-        """Returns the new tokens of a row from its results, one entry per step; updates its number of filled slots."""
+    @staticmethod
+    def _new_tokens(tokens: np.ndarray, scores: np.ndarray, done: np.ndarray) -> NewTokens:
+        """Returns the new tokens of a row from its results, one entry per step."""
         steps = int(done.argmax()) + 1 if done.any() else len(done)
         is_new = tokens[:steps] != PAD
-        running = self.running[row]
-        width = running.decode.width
-        running.allocation.filled += int(is_new.sum()) * width - (0 if running.generated else width - 1)
         return NewTokens(tokens[:steps][is_new].tolist(), scores[:steps][is_new].tolist(), bool(done[-1]))
 
     def hypotheses(self, row: int) -> tuple[np.ndarray, np.ndarray]:
@@ -239,8 +222,8 @@ class Lane:
     def warm_up(self, new_tokens: int, forced: int) -> None:
         """Compiles the functions for outputs of up to `new_tokens` tokens, and allocates arrays of that length.
 
-        The first `forced` tokens of outputs may be given. The arrays keep this length: only the dense cache of a long
-        beam search may still grow, if its beams have few common ancestors.
+        The first `forced` tokens of outputs may be given. The arrays keep this length: only the dense cache of beam
+        search may still grow, if its beams have few common ancestors.
         """
         translates = self.plan.model.reads_source
         self._extend(self.plan.longest_input if translates else 0, new_tokens, forced=forced)
@@ -252,12 +235,9 @@ class Lane:
             for length in [] if translates else lengths:
                 tokens = np.full((len(indices), length), PAD, np.int32)
                 self.state = compiled.read_prompts(self.plan, self._params, self.state, indices, tokens)
-        beam = self.plan.decode.strategy == "beam"
         for pages in self._page_counts if self.plan.paged else [None]:
             self._take_steps(1, 1, pages)
-            if beam:
-                self.state, _ = compiled.compact(self.plan, self.state, self._ended, pages=pages)
-        if beam:
+        if self._beam:
             jax.block_until_ready(compiled.finished_hypotheses(self.state))
 
     def release(self, row: int) -> None:
@@ -271,31 +251,37 @@ class Lane:
         The pages stay, because their number is fixed and later requests may share them.
         """
         needed, self._needed = self._needed, self._smallest
-        if self.plan.paged:
-            self._size = self._size._replace(positions=needed.positions)
-        elif any(length >= SHRINK_FACTOR * wanted > 0 for length, wanted in zip(self._size, needed, strict=True)):
+        if not self.plan.paged and any(
+            length >= SHRINK_FACTOR * wanted > 0 for length, wanted in zip(self._size, needed, strict=True)
+        ):
             self._size, self.state = needed, compiled.empty_state(self.plan, needed)
 
-    def _extend(self, source: int, output: int, positions: int = 0, forced: int = 0) -> None:
-        """Extends the arrays to at least these lengths.
-
-        Beam search starts with positions for at most `COMPACTION_LENGTH` output tokens.
-        """
-        beam = self.plan.decode.strategy == "beam"
-        positions = max(positions, min(output, COMPACTION_LENGTH) if beam else output)
-        source = min(power_of_two(source), self.plan.longest_input)
-        output, positions = (min(power_of_two(length), self.plan.length) for length in (output, positions))
-        wanted = Size(source, output, positions, forced_width(forced))
+    def _extend(self, source: int, output: int, slots: int = 0, forced: int = 0) -> None:
+        """Extends the arrays to at least these lengths."""
+        source, output = min(power_of_two(source), self.plan.longest_input), min(power_of_two(output), self.plan.length)
+        wanted = Size(source, output, self._slots(output, slots), forced_width(forced))
         self._needed = Size(*map(max, wanted, self._needed))
-        size = Size(*map(max, wanted, self._size))
+        self._resize(Size(*map(max, wanted, self._size)))
+
+    def _cut(self, slots: int) -> None:
+        """Cuts the dense cache of beam search to twice `slots` at most."""
+        enough = max(self._slots(self._size.output, 4 * slots // 3), self._smallest.slots)
+        self._resize(self._size._replace(slots=min(enough, self._size.slots)))
+
+    def _slots(self, output: int, needed: int) -> int:
+        """Returns the number of slots of a dense cache for outputs of a length, at least `needed`."""
+        width = self.plan.decode.width
+        least = max(output, SLOTS_PER_BEAM * width) if self._beam else output
+        return min(power_of_two(max(needed, least)), self.plan.length * width)
+
+    def _resize(self, size: Size) -> None:
         before, self._size = self._size, size
         if self._allocated(size) != self._allocated(before) and "state" in vars(self):
-            self.state = compiled.extend(self.plan, self.state, size)
+            self.state = compiled.resize(self.plan, self.state, size)
 
     def _allocated(self, size: Size) -> Size:
-        """Returns the lengths of the arrays: outputs are stored by beam search only, positions by dense caches only."""
-        beam = self.plan.decode.strategy == "beam"
-        return size._replace(output=size.output if beam else 0, positions=0 if self.plan.paged else size.positions)
+        """Returns the lengths of the arrays: outputs are stored by beam search only, slots by dense caches only."""
+        return size._replace(output=size.output if self._beam else 0, slots=0 if self.plan.paged else size.slots)
 
     def _fork(self, source: int, to: int, row: RequestRow) -> None:
         table = np.zeros(self.plan.pages_per_row, np.int32)

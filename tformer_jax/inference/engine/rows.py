@@ -49,7 +49,7 @@ class RequestRow:
         return len(self.prompt) + self.reserved * self.decode.width
 
     def slots_after(self, steps: int) -> int:
-        """Returns the maximum number of cache slots that the row has filled after `steps` more steps."""
+        """Returns the maximum number of cache slots that the row uses after `steps` more steps."""
         most = len(self.prompt) + self.max_new_tokens * self.decode.width
         unused = 0 if self.generated else self.decode.width - 1
         return min(self.allocation.filled + steps * self.decode.tokens_per_step - unused, most)

@@ -103,11 +103,8 @@ class Size(NamedTuple):
     """Maximum number of source tokens."""
     output: int
     """Maximum number of generated tokens."""
-    positions: int
-    """Positions of the cache, each with a slot for every beam; smaller than `output` for long beam search.
-
-    A dense cache has this size; a paged one is compacted when its tokens after the prompt exceed it.
-    """
+    slots: int
+    """Slots per row of a dense cache, for BOS and all tokens of an output but the last."""
     forced: int
     """F of `ForcedTokens`."""
 
@@ -125,14 +122,6 @@ def constrain_state(plan: Plan, state: State) -> State:
     layers = tuple(map(layer, state.cache.layers))
     other = rows(dataclasses.replace(state.cache, layers=()))
     return State(dataclasses.replace(other, layers=layers), rows(state.rows))
-
-
-def dense_slots(plan: Plan, size: Size) -> int:
-    """Returns the number of slots per row of a dense cache, for BOS and all tokens of an output but the last.
-
-    Beam search compacts a paged cache that has more slots in use after the prompt.
-    """
-    return size.positions * plan.decode.width
 
 
 def phrase_arrays(plan: Plan, rows: Sequence[TokenConstraints]) -> Any:
