@@ -337,7 +337,7 @@ def test_after_the_warm_up_nothing_is_compiled(trained):
     """For any lengths of prompts and outputs, and any number of requests admitted together."""
     served = engine(trained, few_shapes=True, max_rows=4)
     decode = dataclasses.replace(GREEDY, max_new_tokens=33)
-    functions = [compiled.admit, compiled.read_prompts, compiled.advance, compiled.extend, compiled.empty_state]
+    functions = [compiled.admit, compiled.read_prompts, compiled.advance, compiled.resize, compiled.empty_state]
     served.warm_up(decode)
     before = [function._cache_size() for function in functions]
     for texts in (["a"], TEXTS, ["abcdefg" * 5, "ga"], ["abcdefg" * 2]):

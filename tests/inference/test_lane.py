@@ -1,8 +1,8 @@
 """A lane: the pages of its rows, its compiled functions, and the lengths of its arrays."""
 
 import dataclasses
+import itertools
 
-import numpy as np
 import pytest
 
 from tests.helpers import rest_slow
@@ -24,7 +24,6 @@ from tformer_jax.inference.engine import Request, compiled
 from tformer_jax.inference.engine import engine as engines
 from tformer_jax.inference.engine import lane as lanes
 from tformer_jax.inference.engine.scheduler import Vacancy
-from tformer_jax.inference.engine.state import dense_slots
 
 
 @pytest.fixture
@@ -35,10 +34,9 @@ def called(monkeypatch):
     def replace(name, result=None):
         monkeypatch.setattr(compiled, name, lambda *_, **options: names.append(name) or result)
 
-    for name in ("empty_state", "extend", "admit", "read_prompts", "finished_hypotheses"):
+    for name in ("empty_state", "resize", "admit", "read_prompts", "finished_hypotheses"):
         replace(name)
-    replace("compact", (None, None))
-    replace("advance", (None, (None, 1)))
+    replace("advance", (None, (None, 1, None)))
     return names
 
 
@@ -98,7 +96,9 @@ def test_the_warm_up_of_beam_search_compiles_the_functions_that_requests_need(pa
     """No array grows; after the warm-up, all rows and pages are free."""
     served = engine(plain("seq2seq"), pages=pages)
     served.warm_up(BEAM)
-    assert set(called) == {"empty_state", "admit", "advance", "compact", "finished_hypotheses"}
+    assert set(called) == {"empty_state", "admit", "advance", "resize", "finished_hypotheses"} - (
+        {"resize"} if pages else set()
+    )
     lane, _ = lane_and_rows(served, BEAM)
     assert lane.vacancy == Vacancy(3, lane.plan.pages - 1, 0)
 
@@ -106,10 +106,10 @@ def test_the_warm_up_of_beam_search_compiles_the_functions_that_requests_need(pa
 def test_only_longer_outputs_of_a_paged_beam_search_are_allocated_again(called):
     lane, _ = lane_and_rows(engine(plain("decoder_lm")), BEAM)
     assert lane.state is None
-    lane._extend(0, 16, 2 * lane._size.positions)
+    lane._extend(0, 16, 2 * lane._size.slots)
     assert called == ["empty_state"]
     lane._extend(0, 17)
-    assert called == ["empty_state", "extend"]
+    assert called == ["empty_state", "resize"]
 
 
 def test_outputs_of_language_models_are_allocated_at_their_maximum_length(called):
@@ -119,16 +119,15 @@ def test_outputs_of_language_models_are_allocated_at_their_maximum_length(called
     assert lane._size.output == 32
 
 
-@pytest.mark.parametrize(("generated", "compacted"), [(15, False), (16, True)])
-def test_a_prompt_does_not_count_towards_compaction(generated, compacted, called, monkeypatch):
-    """Of 16 positions for three beams, the last prompt token takes one slot, and each of the others three."""
-    monkeypatch.setattr(compiled, "compact", lambda *_, **options: called.append("compact") or (None, np.array([30])))
-    unlimited = dataclasses.replace(BEAM, max_new_tokens=None)
-    lane, (row, *_) = lane_and_rows(engine(plain("decoder_lm")), unlimited, "a" * 20)
-    lane.running[0], row.generated = row, generated
-    row.allocation.filled = 20 + (generated - 1) * 3
-    lane._compact()
-    assert ("compact" in called) == compacted
+@pytest.mark.parametrize(("used", "slots"), [(1, 40), (40, 40), (41, 80), (80, 80), (81, 123), (200, 123)])
+def test_the_slots_of_a_dense_beam_search_follow_its_rows(used, slots, called):
+    """Outputs of 16 tokens and 3 beams start with 16 + 3 x 8 slots; 3 x 41 hold everything."""
+    lane, _ = lane_and_rows(engine(plain("seq2seq")), BEAM)
+    lane._extend(0, 16, used)
+    assert lane._size.slots == slots
+    lane._extend(0, 16, 1000)
+    lane._cut(-(-3 * used // 4))
+    assert lane._size.slots == slots
 
 
 @pytest.mark.slow
@@ -154,7 +153,7 @@ def test_outputs_fill_all_slots_of_a_dense_cache(decode):
     number = submit(served, "abc", decode)
     assert finish(served)[number, 0][0] == alone(trained, "abc", decode)
     (lane,) = served._lanes.values()
-    assert dense_slots(lane.plan, lane._size) == 16 * decode.width
+    assert lane._size.slots == (40 if decode.width == 3 else 16)
 
 
 @pytest.mark.slow
@@ -169,26 +168,23 @@ def test_shared_pages_outlive_long_outputs(monkeypatch):
         assert finish(served)[number, 0][0] == alone(trained, text, decode)
 
 
-COMPACTED = {
-    "dense": ("seq2seq", None, {16}),
-    "paged": ("seq2seq", 20, {16, 32}),  # doubled if the beams have too few common ancestors, which rounding decides
-    "shared prompts": ("decoder_lm", 20, {32}),
-}
+REUSED = {"dense": ("seq2seq", None), "paged": ("seq2seq", 20), "shared prompts": ("decoder_lm", 20)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "pages", "positions"), COMPACTED.values(), ids=COMPACTED)
-def test_compaction_does_not_change_beam_search(family, pages, positions, monkeypatch):
-    """With requests that start at different steps, in less than the slots of all beams and positions."""
-    monkeypatch.setattr(lanes, "COMPACTION_LENGTH", 16)
-    used, compact = [], compiled.compact
+@pytest.mark.parametrize(("family", "pages"), REUSED.values(), ids=REUSED)
+def test_reused_slots_do_not_change_beam_search(family, pages, monkeypatch):
+    """With requests that start at different steps, and a dense cache that grows and is cut."""
+    monkeypatch.setattr(lanes, "SLOTS_PER_BEAM", 1)
+    used, sizes, take_steps = [], [], lanes.Lane._take_steps
 
-    def counted(*inputs, **options):
-        state, counts = compact(*inputs, **options)
-        used.append(int(counts.max()))
-        return state, counts
+    def counted(lane, *inputs):
+        steps = take_steps(lane, *inputs)
+        used.append(int(steps.filled.max()))
+        sizes.append(lane._size.slots)
+        return steps
 
-    monkeypatch.setattr(compiled, "compact", counted)
+    monkeypatch.setattr(lanes.Lane, "_take_steps", counted)
     trained, _ = endless(family)
     norm = trained[2]["decoder"]["norm"]
     norm["scale"] *= 0.3  # beams of an unsure model have common ancestors
@@ -201,12 +197,12 @@ def test_compaction_does_not_change_beam_search(family, pages, positions, monkey
         numbers.append(submit(served, text, decode))
         for _ in range(8):
             events += served.step()
-    (lane,) = served._lanes.values()
-    assert lane._size.output == 32
-    assert lane._size.positions in positions
     actual = finish(served, events)
     assert [actual[number, 0][0] for number in numbers] == [alone(trained, text, decode) for text in texts]
-    assert used and max(used) < 17 * 4
+    assert max(used) < decode.max_new_tokens * 4
+    if pages is None:
+        assert any(before < after for before, after in itertools.pairwise(sizes))
+        assert any(before > after for before, after in itertools.pairwise(sizes))
 
 
 @pytest.mark.slow

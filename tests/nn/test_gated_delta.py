@@ -13,7 +13,7 @@ from tformer_jax import axes
 from tformer_jax.models import conversions
 from tformer_jax.nn import delta_rule
 from tformer_jax.nn.gated_delta import ConvolvedHeads, DeltaState, GatedDelta
-from tformer_jax.nn.kv_cache import BeamAncestry
+from tformer_jax.nn.slots import BeamAncestry
 
 B, T, N, H, V, D = 2, 11, 3, 4, 5, 8
 SEGMENTS = np.repeat([[1, 2, 3], [1, 4, 5]], [4, 1, 6], axis=1)

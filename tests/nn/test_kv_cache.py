@@ -1,7 +1,5 @@
 """Slots and positions of key-value caches, compared with states written by hand."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,11 +7,11 @@ import pytest
 
 from tests.helpers import assert_close, normal, rest_slow, tiny
 from tformer_jax.nn.decoder_cache import DecoderCache, empty_cache
-from tformer_jax.nn.kv_cache import BeamAncestry, KeyValues, LayerCache, Quantized
+from tformer_jax.nn.kv_cache import KeyValues, LayerCache, Quantized
 from tformer_jax.nn.row_slots import PagedSlots, RowSlots
-from tformer_jax.nn.slots import EMPTY, DenseSlots, RingSlots, Tokens
+from tformer_jax.nn.slots import EMPTY, BeamAncestry, DenseSlots, RingSlots, Tokens
 
-allocate, extend = jax.jit(DecoderCache.allocate, static_argnames="same_position"), jax.jit(KeyValues.extend)
+allocate, extend = jax.jit(DecoderCache.allocate), jax.jit(KeyValues.extend)
 
 
 def test_an_empty_cache_has_one_entry_per_layer():
@@ -80,7 +78,8 @@ def test_positions_count_real_tokens_only():
 def test_beams_share_a_position():
     cache = empty_cache(tiny("decoder_lm"), batch=2, length=4, width=2)
     cache, _, _ = allocate(cache, np.array([[False, True], [True, True]]))
-    cache, positions, seen = allocate(cache, np.ones((2, 2), bool), same_position=True)
+    ancestry = BeamAncestry(jnp.array([[[0], [1]]] * 2), start=jnp.array([1, 2]))
+    cache, positions, seen = allocate(cache, np.ones((2, 2), bool), ancestry)
     np.testing.assert_array_equal(positions, [[1, 1], [2, 2]])
     np.testing.assert_array_equal(seen["full"].positions[:, :4], [[-1, 0, 1, 1], [0, 1, 2, 2]])
     np.testing.assert_array_equal(seen["full"].columns[:, :4], [[0, 1, 0, 1]] * 2)
@@ -97,52 +96,76 @@ def test_a_beam_attends_to_its_ancestors():
 
 
 def beams_of_two_rows(pages: bool):
-    """After a prompt of one token, both beams of row 0 continue beam 1 of the first step; row 1 has no beams yet."""
-    tokens = Tokens(jnp.array([[0, 1, 1, 2, 2, EMPTY], [0] + 5 * [EMPTY]]), jnp.array([[0, 0, 1, 0, 1, 0], [0] * 6]))
-    slots = RowSlots(tokens, jnp.array([5, 1]), jnp.zeros((2, 0), jnp.int32))
-    keys = 10.0 * jnp.arange(2)[:, None, None, None] + jnp.arange(6)[:, None]
-    if pages:  # pages of two slots: 1, 3 and 5 of row 0, 2, 4 and 6 of row 1
-        slots = PagedSlots(slots.tokens, slots.index, slots.added, jnp.array([[1, 3, 5], [2, 4, 6]]))
-        keys = jnp.concatenate(
-            [jnp.zeros((1, 1, 2, 1)), keys.reshape(2, 1, 3, 2, 1).swapaxes(0, 2).reshape(6, 1, 2, 1)]
-        )
-    ancestry = BeamAncestry(ancestors=jnp.array([[[1, 0, 0], [1, 1, 0]], [[0] * 3] * 2]), start=jnp.array([1, 1]))
-    return DecoderCache((LayerCache(KeyValues(keys, -keys), None),), {"full": slots}, None, jnp.array([3, 1])), ancestry
-
-
-def keys_of_rows(cache: DecoderCache, pages: bool):
-    """Returns the keys [B, S]."""
-    own = cache.layers[0].self_attention.k[..., 0]
-    return own[jnp.array([[1, 3, 5], [2, 4, 6]])].reshape(2, 6) if pages else own[:, 0]
+    """After a prompt of one token, both beams of row 0 continue beam 1 of the first step; row 1 has ended."""
+    tokens = Tokens(jnp.array([[0, 1, 1, EMPTY, EMPTY, EMPTY]] * 2), jnp.array([[0, 0, 1, 0, 0, 0]] * 2))
+    slots = RowSlots(tokens, jnp.array([3, 3]), jnp.zeros((2, 0), jnp.int32))
+    if pages:  # pages of two slots
+        slots = PagedSlots(slots.tokens, slots.index, slots.added, jnp.array([[1, 3, 5], [2, 4, 0]]))
+    ancestry = BeamAncestry(ancestors=jnp.array([[[1, 0, 0], [1, 1, 0]]] * 2), start=jnp.array([1, 1]))
+    layer = LayerCache(KeyValues(jnp.zeros((7, 1, 2, 1) if pages else (2, 1, 6, 1)), jnp.zeros(())), None)
+    return DecoderCache((layer,), {"full": slots}, None, jnp.array([2, 2])), ancestry
 
 
 @pytest.mark.parametrize("pages", [False, True])
-def test_tokens_that_no_beam_attends_to_are_removed(pages):
+def test_beams_take_the_slots_of_tokens_without_running_descendants(pages):
     before, ancestry = beams_of_two_rows(pages)
-    cache = jax.jit(DecoderCache.compact)(before, ancestry, jnp.array([True, True]))
-    after = cache.slots["full"]
-    np.testing.assert_array_equal(after.tokens.positions, [[0, 1, 2, 2, EMPTY, EMPTY], [0] + 5 * [EMPTY]])
-    np.testing.assert_array_equal(after.tokens.columns[0, :4], [0, 1, 0, 1])
-    np.testing.assert_array_equal(after.index, [4, 1])
-    np.testing.assert_array_equal(keys_of_rows(cache, pages)[0, :4], [0, 2, 3, 4])
-    np.testing.assert_array_equal(keys_of_rows(cache, pages)[1, :1], [10])
-    np.testing.assert_array_equal(cache.layers[0].self_attention.v, -cache.layers[0].self_attention.k)
+    cache, positions, seen = allocate(before, jnp.array([[True, True], [False, False]]), ancestry)
+    np.testing.assert_array_equal(positions[0], [2, 2])
+    slots = cache.slots["full"]
+    np.testing.assert_array_equal(slots.added, [[1, 3], [6, 6]])
+    np.testing.assert_array_equal(slots.index, [4, 3])
+    np.testing.assert_array_equal(seen["full"].positions, [[0, 2, 1, 2, EMPTY, EMPTY], [0, 1, 1] + 3 * [EMPTY]])
+    np.testing.assert_array_equal(seen["full"].columns[0, :4], [0, 0, 1, 1])
+    attended = ancestry.may_attend(seen["full"])[0, 0, :, :4]
+    np.testing.assert_array_equal(attended, [[True, True, True, False], [True, False, True, True]])
+
+
+def test_the_last_slots_in_use_are_counted():
+    """The tokens in slots 1, 3 and 4 have no running descendants; the new ones take slots 1 and 3."""
+    tokens = Tokens(jnp.array([[0, 1, 1, 2, 2, EMPTY]]), jnp.array([[0, 0, 1, 0, 1, 0]]))
+    slots = RowSlots(tokens, jnp.array([5]), jnp.zeros((1, 0), jnp.int32))
+    ancestry = BeamAncestry(ancestors=jnp.array([[[1, 2, 0], [1, 2, 1]]]), start=jnp.array([1]))
+    slots, _ = jax.jit(RowSlots.allocate)(slots, Tokens.of_call(jnp.array([[3, 3]])), ancestry)
+    np.testing.assert_array_equal(slots.added, [[1, 3]])
+    np.testing.assert_array_equal(slots.index, [4])
+
+
+@pytest.mark.parametrize(
+    ("pages", "room"),
+    [(False, {3: [True, True], 4: [False, False]}), (True, {1: [True, True], 2: [True, False], 4: [False, False]})],
+)
+def test_a_row_has_room_for_the_slots_of_its_pages(pages, room):
+    cache, _ = beams_of_two_rows(pages)
+    for count, expected in room.items():
+        np.testing.assert_array_equal(cache.has_room(count), expected)
 
 
 @pytest.mark.parametrize("pages", [False, True])
-def test_rows_that_have_ended_are_not_compacted(pages):
-    before, ancestry = beams_of_two_rows(pages)
-    cache = jax.jit(DecoderCache.compact)(before, ancestry, jnp.array([False, True]))
-    np.testing.assert_array_equal(keys_of_rows(cache, pages)[0], keys_of_rows(before, pages)[0])
-    np.testing.assert_array_equal(cache.slots["full"].index, [5, 1])
-
-
-def test_pages_of_rows_that_have_ended_may_belong_to_others():
-    before, ancestry = beams_of_two_rows(pages=True)
-    slots = dataclasses.replace(before.slots["full"], table=jnp.array([[1, 3, 5], [1, 3, 5]]))
-    before = dataclasses.replace(before, slots={"full": slots})
-    cache = jax.jit(DecoderCache.compact)(before, ancestry, jnp.array([True, False]))
-    np.testing.assert_array_equal(keys_of_rows(cache, pages=True)[0, :4], [0, 2, 3, 4])
+def test_beams_in_reused_slots_attend_to_their_ancestors(pages):
+    """Random lineages of 3 beams over 30 steps, against lists of ancestors; the slots do not grow with the steps."""
+    random, k = np.random.default_rng(0), 3
+    slots = RowSlots.empty(1, 64)
+    if pages:
+        slots = PagedSlots.without_pages(1, pages=16, size=4).set_tables(jnp.array([0]), jnp.arange(1, 17)[None])
+    lineages, ancestors, contents = [[(0, 0)]] * k, np.zeros((1, k, 40), np.int32), {}
+    step, most = jax.jit(type(slots).allocate), 0
+    slots, _ = step(slots, Tokens.of_call(jnp.array([[0]])))
+    contents[0] = (0, 0)
+    for position in range(1, 31):
+        parents = random.integers(0, k, k)
+        ancestors[0] = ancestors[0, parents]
+        ancestors[0, :, position - 1] = np.arange(k)
+        lineages = [[*lineages[parent], (position, beam)] for beam, parent in enumerate(parents)]
+        ancestry = BeamAncestry(jnp.array(ancestors), jnp.array([1]))
+        slots, seen = step(slots, Tokens.of_call(jnp.full((1, k), position)), ancestry)
+        contents |= {int(slot): (position, beam) for beam, slot in enumerate(slots.added[0])}
+        mask = np.asarray(ancestry.may_attend(seen)[0, 0]) & (np.asarray(seen.positions) != EMPTY)
+        for beam, lineage in enumerate(lineages):
+            assert sorted(contents[slot] for slot in np.flatnonzero(mask[beam])) == lineage
+        live = {token for lineage in lineages for token in lineage}
+        most = max(most, len(live | {contents[int(slot)] for slot in slots.added[0]}))
+        slots = slots.end_call()
+    assert int(slots.index[0]) <= most + k < 3 * k + 31
 
 
 def keys_of_row(keys: KeyValues, slots: RowSlots, row: int) -> np.ndarray:
