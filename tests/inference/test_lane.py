@@ -168,12 +168,17 @@ def test_shared_pages_outlive_long_outputs(monkeypatch):
         assert finish(served)[number, 0][0] == alone(trained, text, decode)
 
 
-REUSED = {"dense": ("seq2seq", None), "paged": ("seq2seq", 20), "shared prompts": ("decoder_lm", 20)}
+REUSED = {
+    "dense": ("seq2seq", None, 0.0),
+    "dense, several steps per call": ("seq2seq", None, 1.0),
+    "paged": ("seq2seq", 20, 0.0),
+    "shared prompts": ("decoder_lm", 20, 1.0),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "pages"), REUSED.values(), ids=REUSED)
-def test_reused_slots_do_not_change_beam_search(family, pages, monkeypatch):
+@pytest.mark.parametrize(("family", "pages", "seconds"), REUSED.values(), ids=REUSED)
+def test_reused_slots_do_not_change_beam_search(family, pages, seconds, monkeypatch):
     """With requests that start at different steps, and a dense cache that grows and is cut."""
     monkeypatch.setattr(lanes, "SLOTS_PER_BEAM", 1)
     used, sizes, take_steps = [], [], lanes.Lane._take_steps
@@ -191,7 +196,7 @@ def test_reused_slots_do_not_change_beam_search(family, pages, monkeypatch):
     norm["bias"] *= 0.3
     texts = TEXTS[:4] if family == "seq2seq" else [f"abcdefgabcdefga{end}" for end in ("", "a", "ab", "c")]
     decode = dataclasses.replace(BEAM, beams=4, max_new_tokens=30 if family == "seq2seq" else 22)
-    served = engine(trained, max_rows=2, pages=pages)
+    served = engine(trained, max_rows=2, pages=pages, seconds=seconds)
     numbers, events = [], []
     for text in texts:
         numbers.append(submit(served, text, decode))

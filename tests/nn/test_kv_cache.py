@@ -121,13 +121,13 @@ def test_beams_take_the_slots_of_tokens_without_running_descendants(pages):
 
 
 def test_the_last_slots_in_use_are_counted():
-    """The tokens in slots 1, 3 and 4 have no running descendants; the new ones take slots 1 and 3."""
+    """The tokens in slots 1 and 3 have no running descendants; the new ones take these."""
     tokens = Tokens(jnp.array([[0, 1, 1, 2, 2, EMPTY]]), jnp.array([[0, 0, 1, 0, 1, 0]]))
     slots = RowSlots(tokens, jnp.array([5]), jnp.zeros((1, 0), jnp.int32))
-    ancestry = BeamAncestry(ancestors=jnp.array([[[1, 2, 0], [1, 2, 1]]]), start=jnp.array([1]))
+    ancestry = BeamAncestry(ancestors=jnp.array([[[1, 1, 0], [1, 1, 1]]]), start=jnp.array([1]))
     slots, _ = jax.jit(RowSlots.allocate)(slots, Tokens.of_call(jnp.array([[3, 3]])), ancestry)
     np.testing.assert_array_equal(slots.added, [[1, 3]])
-    np.testing.assert_array_equal(slots.index, [4])
+    np.testing.assert_array_equal(slots.index, [5])
 
 
 @pytest.mark.parametrize(
