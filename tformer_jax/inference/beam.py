@@ -15,6 +15,7 @@ from tformer_jax.inference.forced import FirstTokens, ForcedTokens
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.nn.decoder_cache import DecoderCache
 from tformer_jax.nn.padding import take_per_row
+from tformer_jax.nn.row_slots import pad_axis
 from tformer_jax.nn.slots import BeamAncestry
 from tformer_jax.nn.xla import top_k
 from tformer_jax.special_tokens import PAD
@@ -157,14 +158,11 @@ class BeamState(DecodingState):
         return self.running.shape[2]
 
     def extended(self, length: int, forced: int) -> "BeamState":
-        def pad(tokens: jax.Array, value: int) -> jax.Array:
-            return jnp.pad(tokens, ((0, 0), (0, 0), (0, length - tokens.shape[2])), constant_values=value)
-
         return dataclasses.replace(
             self,
-            running=pad(self.running, PAD),
-            ancestry=BeamAncestry(pad(self.ancestry.ancestors, 0), self.ancestry.start),
-            finished=Hypotheses(pad(self.finished.tokens, PAD), self.finished.scores),
+            running=pad_axis(self.running, length, 2, PAD),
+            ancestry=BeamAncestry(pad_axis(self.ancestry.ancestors, length, 2), self.ancestry.start),
+            finished=Hypotheses(pad_axis(self.finished.tokens, length, 2, PAD), self.finished.scores),
             forced=self.forced.extended(forced),
         )
 
