@@ -106,9 +106,9 @@ def test_the_warm_up_of_beam_search_compiles_the_functions_that_requests_need(pa
 def test_only_longer_outputs_of_a_paged_beam_search_are_allocated_again(called):
     lane, _ = lane_and_rows(engine(plain("decoder_lm")), BEAM)
     assert lane.state is None
-    lane._extend(0, 16, 2 * lane._size.slots)
+    lane._resize(lane._fitted(1, 16, 2 * lane._size.slots, 0))
     assert called == ["empty_state"]
-    lane._extend(0, 17)
+    lane._resize(lane._fitted(1, 17, 1, 0))
     assert called == ["empty_state", "resize"]
 
 
@@ -123,11 +123,29 @@ def test_outputs_of_language_models_are_allocated_at_their_maximum_length(called
 def test_the_slots_of_a_dense_beam_search_follow_its_rows(used, slots, called):
     """Outputs of 16 tokens and 3 beams start with 16 + 3 x 8 slots; 3 x 41 hold everything."""
     lane, _ = lane_and_rows(engine(plain("seq2seq")), BEAM)
-    lane._extend(0, 16, used)
-    assert lane._size.slots == slots
-    lane._extend(0, 16, 1000)
-    lane._cut(-(-3 * used // 4))
-    assert lane._size.slots == slots
+    assert lane._fitted(1, 16, used, 0).slots == slots
+    lane._size = lane._fitted(1, 16, 1000, 0)
+    assert lane._fitted(1, 16, -(-3 * used // 4), 0).slots == slots
+
+
+@pytest.mark.parametrize("decode", [BEAM, GREEDY])
+def test_arrays_are_cut_to_the_running_rows(decode, called, monkeypatch):
+    """A source of 35 tokens needs 64 in memory, limited to the model's 40, and one of 2 tokens needs 16."""
+    monkeypatch.setattr(lanes, "SHRINK_FACTOR", 2)
+    served = engine(plain("seq2seq"))
+    lane, (long, *_) = lane_and_rows(served, decode, "abcdefg" * 5)
+    _, (short, *_) = lane_and_rows(served, decode, "a")
+    long.expected = short.expected = 41
+    width = decode.width
+    for rows, source, output in (([long], 40, 41), ([long, short], 40, 41), ([short], 16, 16)):
+        lane._fit(rows)
+        assert (lane._size.source, lane._size.output) == (source, output)
+        assert lane._size.slots == output + (8 * 3 if width == 3 else 0)
+    lane._smallest = lane._fitted(1, 33, 1, 0)
+    lane._fit([long])
+    short.generated = 20
+    lane._fit([short])
+    assert lane._size.output == 41
 
 
 @pytest.mark.slow
