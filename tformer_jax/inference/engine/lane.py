@@ -258,12 +258,12 @@ class Lane:
     def _fitted(self, source: int, output: int, slots: int, forced: int) -> Size:
         """Returns lengths of at least these; the present ones, unless they are too small or much larger."""
 
-        def fitted(length: int, wanted: int, least: int) -> int:
-            return length if wanted <= length < SHRINK_FACTOR * wanted else max(wanted, least)
+        def fitted(length: int, wanted: int) -> int:
+            return length if wanted <= length < SHRINK_FACTOR * wanted else wanted
 
         now, least, plan = self._size, self._smallest, self.plan
-        source = fitted(now.source, min(power_of_two(source), plan.longest_input), least.source)
-        output = fitted(now.output, min(power_of_two(output), plan.length), least.output)
+        source = fitted(now.source, max(min(power_of_two(source), plan.longest_input), least.source))
+        output = fitted(now.output, max(min(power_of_two(output), plan.length), least.output))
         enough, ample = (self._slots(output, count) for count in (slots, 4 * slots // 3 if self._beam else slots))
         slots = max(enough, min(now.slots, ample), least.slots)
         return Size(source, output, slots, max(now.forced, forced_width(forced)))
