@@ -7,7 +7,6 @@ from tformer_jax.config import Config, kinds
 from tformer_jax.config.directions import Direction
 from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora import Corpus, Example
-from tformer_jax.data.languages import describe_unknown
 from tformer_jax.data.summary import LARGE_RATIO, SplitSummary
 
 FEW_EXAMPLES = 100
@@ -32,7 +31,11 @@ def warnings(cfg: Config, corpus: Corpus, summaries: Mapping[str, SplitSummary])
 
 
 def _languages(cfg: Config, corpus: Corpus) -> Iterator[str]:
-    directions = list(map(Direction.parse, corpus.directions or ()))
+    if not corpus.directions:
+        return
+    from tformer_jax.data.languages import describe_unknown
+
+    directions = list(map(Direction.parse, corpus.directions))
     codes = dict.fromkeys(code for direction in directions for code in direction)
     if unknown := describe_unknown(codes):
         yield f"{unknown}: if they are none, correct data.language_fields or the data"
