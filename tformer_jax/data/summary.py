@@ -12,8 +12,7 @@ from tformer_jax.config import Config
 from tformer_jax.config.directions import Direction
 from tformer_jax.data.corpora import Corpus, Example
 from tformer_jax.data.corpora.corpus import Endless, affordable, spread
-from tformer_jax.data.corpora.example import NO_TEXT, cleaned
-from tformer_jax.data.corpora.filters import is_blank_side, length_ratio
+from tformer_jax.data.corpora.example import NO_TEXT, cleaned, is_blank_side, length_ratio
 from tformer_jax.data.features import IdReader, evaluation_converter, feature_converter
 from tformer_jax.data.rows import id_reader
 from tformer_jax.data.tokenizers import Tokenizers

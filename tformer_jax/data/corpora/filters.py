@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from tformer_jax.config import DataConfig
 from tformer_jax.data.characters import is_blank
-from tformer_jax.data.corpora.example import NO_TEXT, Example, cleaned
+from tformer_jax.data.corpora.example import NO_TEXT, Example, cleaned, is_blank_side, length_ratio
 
 BLANK_LINE = "blank lines"
 HEADER = "header lines"
@@ -87,23 +87,8 @@ def digest_of(example: Example) -> bytes:
     return hashlib.blake2b(texts.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
-def length_ratio(pair: Example) -> float:
-    """Returns the number of characters of a pair's longer side, divided by the number of the shorter side."""
-    sizes = sorted(len(pair[side].strip()) for side in ("source", "target"))
-    return sizes[1] / max(sizes[0], 1)
-
-
 def _has_blank_text(example: Example) -> bool:
     for key, text in example.items():  # noqa: SIM110 (`any` takes twice the time)
         if key not in NO_TEXT and is_blank_side(key, text):
             return True
     return False
-
-
-def is_blank_side(key: str, text: str) -> bool:
-    """Returns whether a text of an example has no visible character; for a conversation, a text of one side."""
-    if key != "messages":
-        return is_blank(text)
-    from tformer_jax.data.chat.messages import has_blank_side
-
-    return has_blank_side(text)
