@@ -25,7 +25,7 @@ from tformer_jax.interop import hf
 from tformer_jax.interop.files import read_adapter, read_arrays
 from tformer_jax.models import registry
 from tformer_jax.runs import experiment, initial_state, training, weights
-from tformer_jax.train import lora
+from tformer_jax.train import parameters
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 """PEFT 0.21 reads it of models of transformers 5."""
@@ -207,8 +207,10 @@ def tuned(start, folder, **train):
         built = stack.enter_context(contextlib.closing(experiment.build(cfg, folder / "run", data_root=folder)))
         started = stack.enter_context(contextlib.closing(training.Training(built)))
         state, keys = started.trainer.state, iter(jax.random.split(jax.random.key(3), 99))
-        drawn = jax.tree.map(lambda x: x + 0.4 * jax.random.normal(next(keys), x.shape), lora.trainable(state.params))
-        started.trainer.state = state = state.replace(params=lora.with_trainable(state.params, drawn))
+        drawn = jax.tree.map(
+            lambda x: x + 0.4 * jax.random.normal(next(keys), x.shape), parameters.trainable(state.params)
+        )
+        started.trainer.state = state = state.replace(params=parameters.with_trainable(state.params, drawn))
         started.save()
         weights.save(folder / "run", weights.to_evaluate(built.cfg, state), "last", [0], 0)
     return folder / "run"

@@ -11,7 +11,7 @@ from tformer_jax.parallel import rules
 from tformer_jax.runs import hardware, provenance
 from tformer_jax.runs.experiment import Experiment
 from tformer_jax.runs.progress import describe_classes
-from tformer_jax.train import lora
+from tformer_jax.train.parameters import base, trainable
 
 
 def opening_line(experiment: Experiment, params: Any, step: int) -> str:
@@ -52,7 +52,7 @@ def devices(experiment: Experiment) -> str:
 def model_facts(experiment: Experiment, params: Any) -> dict[str, Any]:
     """Returns the contents of `model.json`: parameters by module, attention backends and the peak FLOP/s."""
     return {
-        "parameters": cost.by_module(lora.base(params)),
+        "parameters": cost.by_module(base(params)),
         "attention_backends": attention_backends(experiment),
         "peak_flops": hardware.peak_flops(list(experiment.mesh.devices.flat)),
     }
@@ -65,5 +65,5 @@ def attention_backends(experiment: Experiment) -> dict[str, str]:
 
 
 def _counted_parameters(experiment: Experiment, params: Any) -> str:
-    total, trainable = (optax.tree.size(part) for part in (lora.base(params), lora.trainable(params)))
-    return f"{total:,} parameters" + (f", {trainable:,} trainable (LoRA)" if experiment.cfg.train.lora_rank else "")
+    total, trained = (optax.tree.size(part) for part in (base(params), trainable(params)))
+    return f"{total:,} parameters" + (f", {trained:,} trainable (LoRA)" if experiment.cfg.train.lora_rank else "")

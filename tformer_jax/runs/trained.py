@@ -17,7 +17,8 @@ from tformer_jax.parallel.mesh import first_device_mesh
 from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.runs import run_folder, weights
 from tformer_jax.runs.checkpoint import Checkpointer
-from tformer_jax.train import lora, optimizers, state
+from tformer_jax.train import optimizers, state
+from tformer_jax.train.parameters import Adapted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +76,7 @@ def _params(run: Path, cfg: Config, model: nn.Module, mesh: Mesh, group: Process
         return weights.restored(cfg, checkpointer, state.abstract(model, optimizer, cfg, mesh), step)
 
 
-def load_adapted(run: Path, cfg: Config, mesh: Mesh | None = None, step: int | None = None) -> lora.Adapted:
+def load_adapted(run: Path, cfg: Config, mesh: Mesh | None = None, step: int | None = None) -> Adapted:
     """Loads the weights that `load_trained` loads, but with LoRA's factors and the adapted parameters apart.
 
     Raises:
@@ -92,7 +93,5 @@ def load_adapted(run: Path, cfg: Config, mesh: Mesh | None = None, step: int | N
         model = registry.build(cfg.model)
         optimizer = optimizers.build_readable(cfg, registry.shapes(model))
         abstract = state.abstract(model, optimizer, cfg, mesh or first_device_mesh())
-        adapted: lora.Adapted = weights.restored(
-            cfg, checkpointer, abstract, facts["steps"][0], weights.adapted_to_evaluate
-        )
+        adapted: Adapted = weights.restored(cfg, checkpointer, abstract, facts["steps"][0], weights.adapted_to_evaluate)
         return adapted

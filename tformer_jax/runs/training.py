@@ -25,7 +25,7 @@ from tformer_jax.runs.guards import Watchdog
 from tformer_jax.runs.initial_state import start_or_restore
 from tformer_jax.runs.progress import Figures, ProgressView, TimeLeft
 from tformer_jax.runs.record import Record, SettingChanges
-from tformer_jax.train import lora, schedules
+from tformer_jax.train import parameters, schedules
 from tformer_jax.train.loop import Action, Trainer
 from tformer_jax.train.meter import Meter
 from tformer_jax.train.monitor import NotFinite, SpikeDetector, StepMonitor
@@ -358,7 +358,7 @@ class Training:
             "name": self.cfg.name,
             **provenance.collect(list(self.experiment.mesh.devices.flat)),
             "seed": self.cfg.seed,
-            "parameters": optax.tree.size(lora.base(self.trainer.state.params)),
+            "parameters": optax.tree.size(parameters.base(self.trainer.state.params)),
             "steps": step,
             "weights": {"kind": kind, "steps": steps},
             "attention_backends": announcement.attention_backends(self.experiment),

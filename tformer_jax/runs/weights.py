@@ -22,7 +22,7 @@ from tformer_jax.parallel.multihost import SINGLE, ProcessGroup
 from tformer_jax.runs import run_folder
 from tformer_jax.runs.checkpoint import Checkpointer, array_checksums
 from tformer_jax.runs.run_folder import weights_json, write_json
-from tformer_jax.train import lora, optimizers
+from tformer_jax.train import optimizers, parameters
 from tformer_jax.train.state import TrainState
 
 FOLDER = "weights"
@@ -38,17 +38,22 @@ def to_evaluate(cfg: Config, state: TrainState) -> Any:
     They are the EMA if `train.weights="ema"`, the average of a schedule-free optimizer, or the latest parameters.
     LoRA factors are merged into the kernels, with the shardings of the kernels.
     """
-    return lora.merged_on_device(adapted_to_evaluate(cfg, state))
+    params = adapted_to_evaluate(cfg, state)
+    if not isinstance(params, parameters.Adapted):
+        return params
+    from tformer_jax.train import lora
+
+    return lora.merged_on_device(params)
 
 
 def adapted_to_evaluate(cfg: Config, state: TrainState) -> Any:
-    """Returns the parameters to evaluate; with LoRA, a `lora.Adapted`."""
-    params = lora.trainable(state.params)
+    """Returns the parameters to evaluate; with LoRA, a `parameters.Adapted`."""
+    params = parameters.trainable(state.params)
     if cfg.train.weights == "ema":
         params = jax.tree.map(lambda mean, leaf: mean.astype(leaf.dtype), state.ema, params)
     else:
         params = optimizers.evaluation_params(state.opt_state, params)
-    return lora.with_trainable(state.params, params)
+    return parameters.with_trainable(state.params, params)
 
 
 def final_params(cfg: Config, state: TrainState, checkpointer: Checkpointer) -> tuple[Any, list[int]]:

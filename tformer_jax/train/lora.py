@@ -9,11 +9,9 @@ factors of the kernels that `optim.decayed` names.
 
 import dataclasses
 import math
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import flax
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -21,26 +19,12 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from tformer_jax.config import TrainConfig
 from tformer_jax.models import registry
-from tformer_jax.nn.quantized import dequantize, is_quantized, stored_arrays
-from tformer_jax.train.parameters import STACKED_AXES, match_globs, matrix_axes
-
-
-@flax.struct.dataclass
-class Adapted:
-    """Parameters with LoRA; training changes only `trainable`."""
-
-    base: Any
-    """All parameters of the model, unchanged."""
-    trainable: Any
-    """`a` and `b` below the name of each adapted kernel, float32; and parameters that are trained as they are."""
-    scale: float = flax.struct.field(pytree_node=False)
-    """alpha / r."""
-    dtype: str = flax.struct.field(pytree_node=False, default="float32")
-    """Dtype of the kernels of the adapted model that are stored as int8."""
+from tformer_jax.nn.quantized import dequantize, is_quantized
+from tformer_jax.train.parameters import STACKED_AXES, Adapted, base, match_globs, matrix_axes
 
 
 def trainable_shapes(train: TrainConfig, shapes: Any) -> Any:
-    """Returns the boxed shapes of the trainable parameters: of the factors, or all `shapes` without LoRA.
+    """Returns the boxed shapes of the trainable parameters: of the factors, and those of `train.lora_whole`.
 
     A [*layers, *inputs, r] and B [*layers, r, *outputs] have the axes of their kernel.
 
@@ -50,8 +34,6 @@ def trainable_shapes(train: TrainConfig, shapes: Any) -> Any:
     Raises:
         UserError: as `parameters.match_globs`, or the rank exceeds a side of a kernel.
     """
-    if not train.lora_rank:
-        return shapes
     boxes = {"/".join(path): box for path, box in flatten_dict(shapes).items()}
     matrices = {name: box for name, box in boxes.items() if matrix_axes(getattr(box, "names", ()))}
     if train.lora_kernels and not matrices:
@@ -87,18 +69,8 @@ def _factors(train: TrainConfig, name: str, box: nn.LogicallyPartitioned) -> dic
     }
 
 
-def kernel_name(name: str) -> str:
-    """Returns the name of a factor's kernel, and other names unchanged."""
-    return re.sub("/[ab]$", "", name)
-
-
 def adapt(train: TrainConfig, model: nn.Module, params: Any, key: jax.Array) -> Any:
-    """Returns parameters with initial factors that leave the model unchanged; `params` themselves without LoRA.
-
-    `train.lora_base` rounds the kernels of layers.
-    """
-    if not train.lora_rank:
-        return params
+    """Returns parameters with initial factors that leave the model unchanged; `lora_base` rounds kernels of layers."""
     given, boxes = flatten_dict(params), flatten_dict(trainable_shapes(train, registry.shapes(model)))
     start = {path: given[path] for path in boxes if path in given} | _draw_factors(boxes, given, key)
     base = registry.quantized(model, params, exempt=start) if train.lora_base else params
@@ -126,21 +98,6 @@ def _draw_factors(
     return start
 
 
-def trainable(params: Any) -> Any:
-    """Returns the trainable parameters of a model."""
-    return params.trainable if isinstance(params, Adapted) else params
-
-
-def base(params: Any) -> Any:
-    """Returns the parameters of the model before it is adapted, as they are stored."""
-    return stored_arrays(params.base) if isinstance(params, Adapted) else params
-
-
-def with_trainable(params: Any, new: Any) -> Any:
-    """Replaces the trainable parameters."""
-    return dataclasses.replace(params, trainable=new) if isinstance(params, Adapted) else new
-
-
 def merged(params: Any) -> Any:
     """Returns the parameters of the adapted model; products and sums are in float32, leaves keep their dtypes."""
     if not isinstance(params, Adapted):
@@ -166,7 +123,7 @@ def _updated(params: Adapted) -> Any:
     return unflatten_dict(leaves)
 
 
-def split(params: Any, kernels: Collection[tuple[str, ...]]) -> tuple[Any, Any]:
+def split(params: Adapted, kernels: Collection[tuple[str, ...]]) -> tuple[Any, Any]:
     """Returns the parameters of the adapted model without the updates of `kernels`, and these updates.
 
     Args:
@@ -176,8 +133,6 @@ def split(params: Any, kernels: Collection[tuple[str, ...]]) -> tuple[Any, Any]:
         The parameters, as `merged` returns them except that int8 kernels may stay int8; the updates, as
         `registry.forward` takes `low_rank`.
     """
-    if not isinstance(params, Adapted):
-        return params, None
     new = flatten_dict(params.trainable)
     apart = {path: leaf for path, leaf in new.items() if path[:-1] in kernels and path[-1] in ("a", "b")}
     rest = dataclasses.replace(params, trainable=unflatten_dict({path: new[path] for path in new if path not in apart}))
@@ -185,10 +140,8 @@ def split(params: Any, kernels: Collection[tuple[str, ...]]) -> tuple[Any, Any]:
     return _updated(rest), unflatten_dict(updates)
 
 
-def merged_on_device(params: Any) -> Any:
+def merged_on_device(params: Adapted) -> Any:
     """Returns `merged`, compiled, with the shardings of the base."""
-    if not isinstance(params, Adapted):
-        return params
     where = jax.tree.map(lambda leaf: leaf.sharding, base(params))
     return jax.jit(merged, out_shardings=where)(params)
 

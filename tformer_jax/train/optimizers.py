@@ -25,14 +25,14 @@ from tformer_jax.base.errors import UserError, first_line
 from tformer_jax.config import Config, ModelConfig, OptimConfig, kinds
 from tformer_jax.models import registry
 from tformer_jax.nn.module import parameter_name
-from tformer_jax.train import lora, schedules
-from tformer_jax.train.parameters import STACKED_AXES, match_globs, matrix_axes
+from tformer_jax.train import schedules
+from tformer_jax.train.parameters import STACKED_AXES, kernel_name, match_globs, matrix_axes
 
 
 def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
     """Builds gradient clipping followed by the optimizer of `cfg.optim`; all of it computes in float32.
 
-    With `cfg.train.lora_rank`, it takes only the trainable parameters (`lora.trainable_shapes`).
+    With `cfg.train.lora_rank`, it takes only the trainable parameters (`trainable_shapes`).
 
     Args:
         shapes: shapes of all parameters, boxed with their logical axes (`registry.shapes`).
@@ -41,7 +41,7 @@ def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
         UserError: a glob of `cfg.optim.learning_rate_factors` or `decayed` matches no parameter, weight decay is set
             but no trainable parameter decays, or as `lora.trainable_shapes`.
     """
-    optim, schedule, shapes = cfg.optim, schedules.build(cfg), lora.trainable_shapes(cfg.train, shapes)
+    optim, schedule, shapes = cfg.optim, schedules.build(cfg), trainable_shapes(cfg, shapes)
     names = parameter_names(shapes)
     mask = decay_mask(optim, names)
     core = functools.partial(_kind(optim), optim, schedule)
@@ -68,13 +68,22 @@ def build(cfg: Config, shapes: Any) -> optax.GradientTransformation:
     return _in_float32(optax.chain(_without_state(clips), optimizer))
 
 
+def trainable_shapes(cfg: Config, shapes: Any) -> Any:
+    """Returns the boxed shapes of the trainable parameters: all `shapes`, or with LoRA `lora.trainable_shapes`."""
+    if not cfg.train.lora_rank:
+        return shapes
+    from tformer_jax.train import lora
+
+    return lora.trainable_shapes(cfg.train, shapes)
+
+
 def digest(optimizer: optax.GradientTransformation, cfg: Config, shapes: Any) -> int:
     """Returns a checksum of what an optimizer of Python computes, with its constants; shapes are as for `build`.
 
     Raises:
         UserError: its update needs more than gradients, state and parameters, such as the loss.
     """
-    params = nn.unbox(lora.trainable_shapes(cfg.train, shapes))
+    params = nn.unbox(trainable_shapes(cfg, shapes))
     try:
         traced = jax.make_jaxpr(optimizer.update)(params, jax.eval_shape(optimizer.init, params), params)
     except TypeError as error:
@@ -97,7 +106,7 @@ def _kind(optim: OptimConfig) -> Any:
 def decay_mask(optim: OptimConfig, names: Any) -> Any:
     """Returns a bool tree that is True for the parameters with weight decay."""
     trained = jax.tree.map(bool, _factors(optim, names))
-    names = jax.tree.map(lora.kernel_name, names)
+    names = jax.tree.map(kernel_name, names)
     leaves = jax.tree.leaves(names)
     for glob in optim.decayed if "decayed" in optim.changed_settings() else ():
         match_globs(optim, "decayed", glob, leaves)
@@ -209,11 +218,11 @@ def _factors(optim: OptimConfig, names: Any) -> Any:
     entries = [entry.rpartition("=") for entry in optim.learning_rate_factors]
     leaves = jax.tree.leaves(names)
     for glob, _, _ in entries:
-        every = [*dict.fromkeys([*leaves, *map(lora.kernel_name, leaves)])]
+        every = [*dict.fromkeys([*leaves, *map(kernel_name, leaves)])]
         match_globs(optim, "learning_rate_factors", glob, every)
 
     def factor(name: str) -> float:
-        own = {name, lora.kernel_name(name)}
+        own = {name, kernel_name(name)}
         return next((float(value) for glob, _, value in entries if any(fnmatch.filter(own, glob))), 1.0)
 
     factors = jax.tree.map(factor, names)

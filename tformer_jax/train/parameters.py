@@ -1,14 +1,18 @@
-"""Names and axes of parameters, by which settings and optimizers choose them."""
+"""Names and axes of parameters, by which settings and optimizers choose them; and those that training changes."""
 
+import dataclasses
 import fnmatch
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import flax
 from optax import contrib
 
 from tformer_jax import axes
 from tformer_jax.config.fields import Section
 from tformer_jax.config.layers import FUSED
+from tformer_jax.nn.quantized import stored_arrays
 
 SCANNED = re.compile("/periods/layers_[0-9]+/")
 """Part of the name of each parameter that stacks the parameters of several layers (`nn.stacks.Stack`)."""
@@ -62,3 +66,37 @@ def matrix_axes(names: Sequence[str | None]) -> contrib.MuonDimensionNumbers | N
         return None
     split = 1 if inner[0] == axes.EMBED else len(own) - 1
     return contrib.MuonDimensionNumbers(tuple(own[:split]), tuple(own[split:]))
+
+
+@flax.struct.dataclass
+class Adapted:
+    """Parameters with LoRA (`train.lora`); training changes only `trainable`."""
+
+    base: Any
+    """All parameters of the model, unchanged."""
+    trainable: Any
+    """`a` and `b` below the name of each adapted kernel, float32; and parameters that are trained as they are."""
+    scale: float = flax.struct.field(pytree_node=False)
+    """alpha / r."""
+    dtype: str = flax.struct.field(pytree_node=False, default="float32")
+    """Dtype of the kernels of the adapted model that are stored as int8."""
+
+
+def kernel_name(name: str) -> str:
+    """Returns the name of a factor's kernel, and other names unchanged."""
+    return re.sub("/[ab]$", "", name)
+
+
+def trainable(params: Any) -> Any:
+    """Returns the trainable parameters of a model."""
+    return params.trainable if isinstance(params, Adapted) else params
+
+
+def base(params: Any) -> Any:
+    """Returns the parameters of the model before it is adapted, as they are stored."""
+    return stored_arrays(params.base) if isinstance(params, Adapted) else params
+
+
+def with_trainable(params: Any, new: Any) -> Any:
+    """Replaces the trainable parameters."""
+    return dataclasses.replace(params, trainable=new) if isinstance(params, Adapted) else new

@@ -14,7 +14,8 @@ from tformer_jax.base.cpu import initialization_options
 from tformer_jax.config import Config
 from tformer_jax.models import registry
 from tformer_jax.parallel import rules
-from tformer_jax.train import lora, optimizers
+from tformer_jax.train import optimizers
+from tformer_jax.train.parameters import trainable
 
 T = TypeVar("T")
 
@@ -28,7 +29,7 @@ class TrainState:
     skipped: jax.Array
     """int32 scalar: number of consecutive skipped steps up to this one."""
     params: Any
-    """All parameters; `lora.Adapted` if `train.lora_rank` is positive."""
+    """All parameters; `parameters.Adapted` if `train.lora_rank` is positive."""
     opt_state: optax.OptState
     ema: Any
     """Exponential moving average of the trainable parameters, float32; None if `train.ema_decay` is None."""
@@ -79,15 +80,18 @@ def initializer(
     def init(params: Any = None) -> TrainState:
         if params is None:
             params = nn.unbox(registry.init(model, jax.random.key(cfg.seed)))
-        params = lora.adapt(cfg.train, model, params, jax.random.split(jax.random.key(cfg.seed))[1])
-        trainable, zero = lora.trainable(params), jnp.zeros((), jnp.int32)
-        mean = None if cfg.train.ema_decay is None else optax.tree.cast(trainable, jnp.float32)
-        return TrainState(step=zero, skipped=zero, params=params, opt_state=optimizer.init(trainable), ema=mean)
+        if cfg.train.lora_rank:
+            from tformer_jax.train import lora
+
+            params = lora.adapt(cfg.train, model, params, jax.random.split(jax.random.key(cfg.seed))[1])
+        trained, zero = trainable(params), jnp.zeros((), jnp.int32)
+        mean = None if cfg.train.ema_decay is None else optax.tree.cast(trained, jnp.float32)
+        return TrainState(step=zero, skipped=zero, params=params, opt_state=optimizer.init(trained), ema=mean)
 
     with rules.use_mesh(mesh):  # as in `on_devices`, which JAX then need not trace again
         start = jax.eval_shape(init)
     zero1 = cfg.parallel.preset == "zero1"
-    moments = lora.trainable_shapes(cfg.train, shapes) if cfg.train.lora_rank else optimizers.split_shapes(cfg)
+    moments = optimizers.trainable_shapes(cfg, shapes) if cfg.train.lora_rank else optimizers.split_shapes(cfg)
     shardings = rules.state_shardings(mesh, shapes, start, boxed_moments=moments, zero1=zero1)
     return init, jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), start, shardings

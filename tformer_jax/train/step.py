@@ -14,13 +14,13 @@ from jax.sharding import Mesh
 
 from tformer_jax.base.cpu import train_step_options
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import Config, ModelConfig
+from tformer_jax.config import Config, ModelConfig, TrainConfig
 from tformer_jax.models import cost, registry
 from tformer_jax.models.losses import Guide, Sums, Teacher, batch_loss, zero_sums
 from tformer_jax.nn.module import named_leaves
 from tformer_jax.parallel import rules
 from tformer_jax.special_tokens import PAD
-from tformer_jax.train import lora, optimizers
+from tformer_jax.train import optimizers, parameters
 from tformer_jax.train.state import TrainState
 from tformer_jax.train.step_metrics import StepMetrics, layer_norms, noise_estimates, pack
 
@@ -67,14 +67,14 @@ def make_train_step(
         )
         norm = optax.tree.norm(optax.tree.cast(grads, jnp.float32))
         loss = sums.loss / jnp.maximum(sums.labels, 1)
-        trainable = lora.trainable(state.params)
+        trainable = parameters.trainable(state.params)
         updates, opt_state = optimizer.update(grads, state.opt_state, trainable)
         _check_updates(updates, trainable)
         trainable = optax.apply_updates(trainable, updates)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         skipped = jnp.where(finite, 0, state.skipped + 1)
         new = (trainable, opt_state, updated_ema(state.ema, trainable, state.step, train.ema_decay))
-        old = (lora.trainable(state.params), state.opt_state, state.ema)
+        old = (parameters.trainable(state.params), state.opt_state, state.ema)
         trainable, opt_state, ema = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, old)
         tokens = sum((batch[name] != PAD).sum() for name in model.inputs)
         metrics = {"loss": loss, "labels": sums.labels, "tokens": tokens, "grad_norm": norm, "skipped": skipped}
@@ -88,7 +88,7 @@ def make_train_step(
             metrics |= layer_norms(grads, "grad_norm") | layer_norms(trainable, "param_norm")
         if train.noise_scale:
             metrics |= noise_estimates(norm, *stats)
-        params = lora.with_trainable(state.params, trainable)
+        params = parameters.with_trainable(state.params, trainable)
         new_state = TrainState(step=state.step + 1, skipped=skipped, params=params, opt_state=opt_state, ema=ema)
         return new_state, {name: value.astype(jnp.float32) for name, value in metrics.items()}
 
@@ -177,8 +177,8 @@ def accumulated_gradients(
 ) -> Gradients:
     """Computes the losses and the gradients of a step.
 
-    The trainable parameters have gradients: all parameters, or with LoRA `lora.Adapted.trainable`. The gradients of
-    frozen parameters are zero and not computed.
+    The trainable parameters have gradients: all parameters, or with LoRA `parameters.Adapted.trainable`. The gradients
+    of frozen parameters are zero and not computed.
 
     Processes `cfg.train.accumulate` micro-batches one after another, whose gradients accumulate in float32; each device
     keeps its own rows.
@@ -187,16 +187,16 @@ def accumulated_gradients(
     labels = batch[model.labels]
     total = jnp.maximum((labels >= 0).sum(), 1)
 
-    trainable = lora.trainable(params)
+    trainable = parameters.trainable(params)
     not_frozen = optimizers.not_frozen(cfg.optim, trainable)
-    linear = registry.linear_kernels(model) if train.lora_rank else ()
+    split = _updates_apart(model, train)
     guide = _guide(cfg, batch)
 
     def objective(trainable: Any, micro_batch: Batch, key: jax.Array) -> tuple[jax.Array, tuple[Sums, jax.Array]]:
         trainable = jax.tree.map(
             lambda keep, leaf: leaf if keep else jax.lax.stop_gradient(leaf), not_frozen, trainable
         )
-        full, low_rank = lora.split(lora.with_trainable(params, trainable), linear)
+        full, low_rank = split(parameters.with_trainable(params, trainable))
         sums, auxiliary = batch_loss(
             model,
             full,
@@ -226,6 +226,15 @@ def accumulated_gradients(
     start = zero_sums(), jnp.zeros(()), jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), trainable)
     (sums, auxiliary, grads), stats = jax.lax.scan(add, start, (_micro_batches(batch, count), jnp.arange(count)))
     return Gradients(sums, auxiliary, grads, stats)
+
+
+def _updates_apart(model: nn.Module, train: TrainConfig) -> Callable[[Any], tuple[Any, Any]]:
+    """Returns a function from parameters to those without the updates of kernels, and the updates (`lora.split`)."""
+    if not train.lora_rank:
+        return lambda params: (params, None)
+    from tformer_jax.train import lora
+
+    return functools.partial(lora.split, kernels=registry.linear_kernels(model))
 
 
 def _micro_batches(batch: Batch, count: int) -> dict[str, jax.Array]:

@@ -16,7 +16,8 @@ from tformer_jax.data.rows import bucket_sizes
 from tformer_jax.models import cost, registry
 from tformer_jax.nn.module import named_leaves
 from tformer_jax.parallel.mesh import data_parallelism
-from tformer_jax.train import lora, optimizers, state
+from tformer_jax.train import optimizers, state
+from tformer_jax.train.parameters import base, trainable
 
 FLOAT32 = 4
 
@@ -78,14 +79,14 @@ def estimate_placement(cfg: Config, sizes: Mapping[str, int]) -> Placement:
     placed = state.abstract(model, optimizers.build(cfg, boxed), cfg, mesh)
     parameters, micro_batches = _device_bytes(placed.params), cfg.train.accumulate
     rows, length = rows // data_parallelism(mesh), length // sizes["sequence"]
-    trainable = jax.tree.leaves(lora.trainable(placed.params))
-    numbers = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in trainable)
+    trained = jax.tree.leaves(trainable(placed.params))
+    numbers = sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in trained)
     return Placement(
-        groups=tuple(_groups(boxed, lora.base(placed.params))),
+        groups=tuple(_groups(boxed, base(placed.params))),
         parameters=parameters,
         optimizer=_device_bytes(placed.opt_state),
         mean=_device_bytes(placed.ema),
-        gradients=_device_bytes(trainable) + (FLOAT32 * numbers if micro_batches > 1 else 0),
+        gradients=_device_bytes(trained) + (FLOAT32 * numbers if micro_batches > 1 else 0),
         activations=rows // micro_batches * length * _activation_bytes(cfg, sizes["tensor"]),
         checkpoint=cost.size_bytes(placed),
         rows=rows,
