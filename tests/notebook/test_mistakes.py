@@ -246,6 +246,31 @@ def test_updates_of_another_shape_are_refused():
         tj.train_step(CONFIG, partial)(tj.init_state(CONFIG, partial), BATCH)
 
 
+@pytest.mark.parametrize(
+    ("update", "problem"),
+    [
+        (lambda grads, state, params, value: (grads, state), "called as update.* fails: .*'value'.*; pass an Optax"),
+        (lambda grads, state, params: (grads, state, 3), "update returns something else than two values: return"),
+        (lambda grads, state, params: (grads, (0, 0)), "update returns a state of another structure than it gets"),
+    ],
+)
+def test_calls_of_an_optimizer_that_fail(tmp_path, update, problem):
+    """Regression test: errors of Python and JAX ended the first step."""
+    optimizer = optax.GradientTransformationExtraArgs(lambda params: (), update)
+    data = {"train": ["abcdefg" * 9], "validation": ["abcdefg" * 9]}
+    with pytest.raises(UserError, match=problem):
+        tj.train_step(CONFIG, optimizer)
+    with pytest.raises(UserError, match=problem):
+        tj.train(CONFIG, data, run=tmp_path / "run", optimizer=optimizer)
+
+
+def test_an_optimizer_of_other_parameters():
+    """Regression test: an error of Optax ended `tj.init_state`."""
+    optimizer = optax.multi_transform({"a": optax.sgd(0.1)}, lambda params: jax.tree.map(lambda _: "b", params))
+    with pytest.raises(UserError, match=r"called as init.params., which fails: .*transformation.*; pass an Optax"):
+        tj.init_state(CONFIG, optimizer)
+
+
 def test_a_config_is_loaded_by_its_path():
     path = Path(tj.configs.__file__).parents[2] / "configs" / "translate_cldr.py"
     assert tj.configs.load(path) == tj.configs.load("translate_cldr")

@@ -84,6 +84,8 @@ def test_batches_and_states_that_do_not_fit():
         step(state, three)
     with pytest.raises(UserError, match="the batch's tokens has no rows"):
         step(state, {name: ids[:0] for name, ids in three.items()})
+    with pytest.raises(UserError, match=r"the batch's tokens has the shape .2, 0.: pass one token per row or more"):
+        step(state, {name: ids[:, :0] for name, ids in BATCH.items()})
     with pytest.raises(UserError, match="the batch's segments is a str: pass an integer array"):
         step(state, BATCH | {"segments": "first"})
     with pytest.raises(UserError, match="has 'mask', but a decoder_lm model reads only prefix, segments, targets, tok"):

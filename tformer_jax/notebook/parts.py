@@ -111,7 +111,10 @@ def batches(cfg: Config, data: Any, *, tokenizers: Tokenizers | None = None) -> 
 
 def _optimizer(cfg: Config, model: nn.Module, optimizer: Any) -> optax.GradientTransformation:
     check_optimizer(optimizer)
-    return optimizer or optimizers.build(cfg, registry.shapes(model))
+    if optimizer is None:
+        return optimizers.build(cfg, registry.shapes(model))
+    optimizers.traced(optimizer, cfg, registry.shapes(model))
+    return optimizer
 
 
 def init_state(cfg: Config, optimizer: optax.GradientTransformation | None = None, params: Any = None) -> TrainState:
@@ -119,7 +122,7 @@ def init_state(cfg: Config, optimizer: optax.GradientTransformation | None = Non
 
     Raises:
         UserError: cfg lacks the sizes of the vocabulary, names another run without `params`, or names a teacher, or
-            `params` do not fit its model.
+            `params` do not fit its model, or calls of the optimizer fail.
     """
     _check_parts(cfg)
     model = registry.build(cfg.model, train=True)
@@ -234,6 +237,8 @@ def _check_batch(cfg: Config, batch: Mapping[str, Any]) -> None:
     rows, last = batch[family.inputs[0]].shape[:1], batch[family.inputs[-1]].shape
     if not rows[0]:
         raise UserError(f"the batch's {family.inputs[0]} has no rows")
+    if empty := [name for name in family.inputs if not batch[name].shape[1]]:
+        raise UserError(f"the batch's {empty[0]} has the shape {batch[empty[0]].shape}: pass one token per row or more")
     if rows[0] % cfg.train.accumulate:
         problem = f"which train.accumulate={cfg.train.accumulate} does not divide"
         raise UserError(f"the batch's {family.inputs[0]} has {rows[0]} rows, {problem}")

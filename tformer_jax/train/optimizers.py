@@ -78,19 +78,33 @@ def trainable_shapes(cfg: Config, shapes: Any) -> Any:
 
 
 def digest(optimizer: optax.GradientTransformation, cfg: Config, shapes: Any) -> int:
-    """Returns a checksum of what an optimizer of Python computes, with its constants; shapes are as for `build`.
+    """Returns a checksum of what an optimizer of Python computes, with its constants; arguments are as for `traced`."""
+    program = traced(optimizer, cfg, shapes)
+    constants = [np.asarray(plain_array(value)).tolist() for value in program.consts]
+    return zlib.crc32(re.sub(r"0x[0-9a-f]+", "", f"{program}{constants}").encode())
+
+
+def traced(optimizer: optax.GradientTransformation, cfg: Config, shapes: Any) -> Any:
+    """Returns the program of an update of an optimizer of Python; shapes are as for `build`.
 
     Raises:
-        UserError: its update needs more than gradients, state and parameters, such as the loss.
+        UserError: a call fails, such as an update that needs the loss, or an update returns something else than the
+            updates and a state of the structure that it gets.
     """
     params = nn.unbox(trainable_shapes(cfg, shapes))
+    call = "init(params)"
     try:
-        traced = jax.make_jaxpr(optimizer.update)(params, jax.eval_shape(optimizer.init, params), params)
-    except TypeError as error:
-        problem = f"optimizer= is called as update(gradients, state, params), which fails: {first_line(error)}"
+        state = jax.eval_shape(optimizer.init, params)
+        call = "update(gradients, state, params)"
+        program, result = jax.make_jaxpr(optimizer.update, return_shape=True)(params, state, params)
+    except (TypeError, ValueError) as error:
+        problem = f"optimizer= is called as {call}, which fails: {first_line(error)}"
         raise UserError(f"{problem}; pass an Optax transformation that needs nothing else") from error
-    constants = [np.asarray(plain_array(value)).tolist() for value in traced.consts]
-    return zlib.crc32(re.sub(r"0x[0-9a-f]+", "", f"{traced}{constants}").encode())
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise UserError("optimizer.update returns something else than two values: return the updates and the new state")
+    if jax.tree.structure(result[1]) != jax.tree.structure(state):
+        raise UserError("optimizer.update returns a state of another structure than it gets: return one like init's")
+    return program
 
 
 def plain_array(array: Any) -> Any:
