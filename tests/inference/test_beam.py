@@ -19,6 +19,7 @@ from tformer_jax.inference.forced import FirstTokens, ForcedTokens, first_tokens
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.lab.benchmarks import jitted_loop
 from tformer_jax.models import registry
+from tformer_jax.nn.decoder_cache import row_cache
 from tformer_jax.special_tokens import BOS, EOS, PAD, PAD_TOKEN
 
 SOURCES = np.array([[5, 4, 5, EOS], [4, EOS, PAD, PAD], [3, 3, 4, EOS]], np.int32)
@@ -259,3 +260,15 @@ def test_a_longer_state_keeps_its_tokens():
     assert state.length == 4
     for actual, empty in ((state.running, PAD), (state.finished.tokens, PAD), (state.ancestry.ancestors, 0)):
         np.testing.assert_array_equal(actual, [[[3, 4, empty, empty], [4, 5, empty, empty]]])
+
+
+def test_a_step_needs_room_for_the_beams_within_the_width_of_each_row():
+    """A row of 3 beams in a step of 4 must not end every call because a fourth beam would not fit."""
+    count = np.full(2, 1, np.int32)
+    cfg = DecodeConfig(strategy="beam", beams=4)
+    settings = RowSettings.from_configs([dataclasses.replace(cfg, beams=3), dataclasses.replace(cfg, beams=2)])
+    rows = beam.BeamState.start(count, count, count, settings, NO_CONSTRAINTS, length=LENGTH, cfg=cfg)
+    cache = row_cache(tiny("decoder_lm"), 2, 8)
+    for used, fits in (([5, 6], True), ([6, 6], False), ([5, 7], False)):
+        slots = {kind: dataclasses.replace(own, index=np.array(used)) for kind, own in cache.row_slots.items()}
+        assert bool(rows.fits(dataclasses.replace(cache, slots=slots))) == fits

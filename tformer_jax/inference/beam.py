@@ -151,7 +151,7 @@ class BeamState(DecodingState):
         )
 
     def fits(self, cache: DecoderCache) -> jax.Array:
-        return (self.done | cache.has_room(self.cfg.beams)).all()
+        return (self.done | cache.has_room(self.settings.beams)).all()
 
     @property
     def length(self) -> int:

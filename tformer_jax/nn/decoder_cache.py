@@ -154,9 +154,9 @@ class DecoderCache:
         slots: dict[str, Slots] = {kind: slots.set_tables(rows, tables) for kind, slots in self.row_slots.items()}
         return dataclasses.replace(self, slots=slots)
 
-    def has_room(self, count: int) -> jax.Array:
-        """Returns whether `count` more tokens fit in each row, bool [B]; only for `row_cache` and `paged_cache`."""
-        return self.first_slots.index + count <= self.first_slots.capacity
+    def has_room(self, counts: jax.Array) -> jax.Array:
+        """Returns whether `counts` (int32 [B]) more tokens fit, bool [B]; only for `row_cache` and `paged_cache`."""
+        return self.first_slots.index + counts <= self.first_slots.capacity
 
     def remove_newest(self, counts: jax.Array) -> "DecoderCache":
         """Removes the last `counts` (int32 [B]) tokens of each row.
