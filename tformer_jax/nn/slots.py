@@ -34,7 +34,7 @@ class Tokens:
     @classmethod
     def empty(cls, batch: int, slots: int) -> "Tokens":
         """Returns `slots` empty slots per row."""
-        return cls(jnp.full((batch, slots), EMPTY), jnp.zeros((batch, slots), jnp.int32))
+        return cls(jnp.full((batch, slots), EMPTY, jnp.int32), jnp.zeros((batch, slots), jnp.int32))
 
 
 @flax.struct.dataclass
