@@ -2,7 +2,9 @@
 
 import dataclasses
 import itertools
+from typing import Any
 
+import jax
 import pytest
 
 from tests.helpers import rest_slow
@@ -24,6 +26,9 @@ from tformer_jax.inference.engine import Request, compiled
 from tformer_jax.inference.engine import engine as engines
 from tformer_jax.inference.engine import lane as lanes
 from tformer_jax.inference.engine.scheduler import Vacancy
+from tformer_jax.inference.engine.state import State
+
+EMPTY_STATE: Any = State(None, None)
 
 
 @pytest.fixture
@@ -31,12 +36,12 @@ def called(monkeypatch):
     """Replaces the compiled functions; returns the names of those that are called."""
     names = []
 
-    def replace(name, result=None):
+    def replace(name, result=EMPTY_STATE):
         monkeypatch.setattr(compiled, name, lambda *_, **options: names.append(name) or result)
 
     for name in ("empty_state", "resize", "admit", "read_prompts", "finished_hypotheses"):
         replace(name)
-    replace("advance", (None, (None, 1, None)))
+    replace("advance", (EMPTY_STATE, (None, 1, None)))
     return names
 
 
@@ -91,6 +96,32 @@ def test_the_steps_of_a_beam_search_are_counted(called):
         assert row.generated == generated
 
 
+@pytest.mark.parametrize("decode", [BEAM, GREEDY])
+def test_changed_lengths_keep_the_types_of_the_state(decode):
+    """Else the functions that the warm-up has compiled would be compiled once more."""
+    lane, _ = lane_and_rows(engine(plain("seq2seq")), decode)
+    before = compiled.empty_state.eval_shape(lane.plan, lane._size)
+    after = compiled.resize.eval_shape(lane.plan, before, lane._size)
+    assert jax.tree.map(jax.typeof, after) == jax.tree.map(jax.typeof, before)
+
+
+@pytest.mark.parametrize("beams", [2, 5])
+def test_the_warm_up_of_beam_search_compiles_the_next_size_of_a_dense_cache(beams, called, monkeypatch):
+    """Of two beams, 82 slots hold all 41 tokens, which is less than twice the 57 slots of the start."""
+    compiled_sizes, take_steps = [], lanes.Lane._take_steps
+
+    def noted(lane, *inputs):
+        compiled_sizes.append(lane._size.slots)
+        return take_steps(lane, *inputs)
+
+    monkeypatch.setattr(lanes.Lane, "_take_steps", noted)
+    served = engine(plain("seq2seq"))
+    served.warm_up(dataclasses.replace(BEAM, beams=beams, max_new_tokens=40))
+    (lane,) = served._lanes.values()
+    larger = lane._fitted(1, 41, lane._smallest.slots + 1, 0)
+    assert compiled_sizes == [lane._smallest.slots, larger.slots]
+
+
 @pytest.mark.parametrize("pages", [None, 9])
 def test_the_warm_up_of_beam_search_compiles_the_functions_that_requests_need(pages, called):
     """No array grows; after the warm-up, all rows and pages are free."""
@@ -105,7 +136,7 @@ def test_the_warm_up_of_beam_search_compiles_the_functions_that_requests_need(pa
 
 def test_only_longer_outputs_of_a_paged_beam_search_are_allocated_again(called):
     lane, _ = lane_and_rows(engine(plain("decoder_lm")), BEAM)
-    assert lane.state is None
+    assert lane.state is EMPTY_STATE
     lane._resize(lane._fitted(1, 16, 2 * lane._size.slots, 0))
     assert called == ["empty_state"]
     lane._resize(lane._fitted(1, 17, 1, 0))

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -189,9 +189,9 @@ def advance(
 
 
 @jax.jit
-def finished_hypotheses(state: State) -> Hypotheses:
+def finished_hypotheses(rows: BeamState) -> Hypotheses:
     """Returns the finished hypotheses of beam search for each row."""
-    return Hypotheses(*map(replicate, cast(BeamState, state.rows).finished))
+    return Hypotheses(*map(replicate, rows.finished))
 
 
 def _encode_sources(

@@ -212,14 +212,14 @@ class Lane:
     def hypotheses(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the beam search outputs of a row: tokens int32 [k, length], scores float32 [k]."""
         if self._hypotheses is None:
-            self._hypotheses = jax.device_get(compiled.finished_hypotheses(self.state))
+            self._hypotheses = jax.device_get(compiled.finished_hypotheses(self.state.rows))
         return np.asarray(self._hypotheses.tokens[row]), np.asarray(self._hypotheses.scores[row])
 
     def warm_up(self, new_tokens: int, forced: int) -> None:
         """Compiles the functions for outputs of up to `new_tokens` tokens, and allocates arrays of that length.
 
         The first `forced` tokens of outputs may be given. The arrays keep this length: only the dense cache of beam
-        search grows, if its beams have few common ancestors. This is compiled for twice its slots.
+        search grows, if its beams have few common ancestors. This is compiled for the next number of slots.
         """
         translates = self.plan.model.reads_source
         self._resize(self._fitted(self.plan.longest_input if translates else 1, new_tokens, 1, forced))
@@ -234,11 +234,11 @@ class Lane:
         for pages in self._page_counts if self.plan.paged else [None]:
             self._take_steps(1, 1, pages)
         if self._beam and not self.plan.paged:
-            self._resize(self._smallest._replace(slots=2 * self._smallest.slots))
+            self._resize(self._fitted(1, 1, self._smallest.slots + 1, 0))
             self._take_steps(1, 1, None)
             self._resize(self._smallest)
         if self._beam:
-            jax.block_until_ready(compiled.finished_hypotheses(self.state))
+            jax.block_until_ready(compiled.finished_hypotheses(self.state.rows))
 
     def release(self, row: int) -> None:
         """Releases a row and its pages."""
