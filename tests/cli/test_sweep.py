@@ -13,6 +13,7 @@ from tests.runs.conftest import small_config
 from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.cli import sweep
 from tformer_jax.config import Config, save
+from tformer_jax.runs.guards import FolderLock, locked
 from tformer_jax.train import non_finite
 
 CONFIG = """
@@ -336,6 +337,14 @@ def test_the_reason_of_a_failure(status, output, problem):
 def test_the_advice_to_resume_is_left_out(advice):
     """The command that it would repeat is not the one that the user typed, and has no such flag."""
     assert sweep.describe_failure(1, f"error: the disk is full{advice}\n") == "error: the disk is full"
+
+
+def test_a_run_in_use_is_to_be_awaited(tmp_path):
+    """Its folder cannot be chosen; it is in use if the sweep was killed, until its last run ends."""
+    with locked(tmp_path), pytest.raises(UserError) as raised:
+        FolderLock(tmp_path)
+    problem = sweep.describe_failure(2, f"error: {raised.value}\n")
+    assert problem.endswith(f"is in use by process {os.getpid()}: wait for it to end, then repeat the command")
 
 
 def test_only_the_output_of_the_last_start_is_searched(corpus_folder, tmp_path, monkeypatch):

@@ -38,6 +38,8 @@ SHARED_DEVICE = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 """Environment of runs that share a device: by default, JAX reserves three quarters of a GPU's memory when it starts."""
 ADVICE = re.compile("(?:;|,) (?:then )?(?:repeat the|the same) command with --resume")
 """Begin of the advice of `train.py` to resume a run, which a sweep does by itself."""
+OTHER_FOLDER = ", or choose another run folder"
+"""End of the advice of `train.py` on a run in use; the folders of a sweep are given."""
 CONFIGS = "sweep.json"
 """Name of the file of all configs, in the folder of the sweep."""
 MAX_NAME_BYTES = 240
@@ -309,7 +311,7 @@ def describe_failure(status: int, output: str) -> str:
     """Returns why a run failed: its error, or else its exit status, or the signal that killed it, and its last line."""
     lines = output.split("\n")
     if errors := [line for line in lines if line.startswith("error: ")]:
-        return ADVICE.split(errors[-1])[0]
+        return ADVICE.split(errors[-1])[0].replace(OTHER_FOLDER, ", then repeat the command")
     ended = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
     return f"{ended} after: {next(filter(None, reversed(lines)), 'no output')}"
 
