@@ -305,6 +305,7 @@ def test_a_stage_names_its_transforms():
     [
         (("long with cose until step 9", "short"), (UPPER,), r"data.transforms has no 'cose'; did you mean 'case'\?"),
         (("long without transforms until step 9", "short"), (), "data.transforms is empty: list the transforms"),
+        (("long with case, short for 1 epoch of short", "short"), (UPPER,), "data.transforms has no 'short'"),
     ],
 )
 def test_unknown_transforms_of_a_stage(stages, transforms, sentence):

@@ -150,7 +150,7 @@ def check_stages(data: Any) -> None:
     for number, text in enumerate(data.stages):
         try:
             stage = Stage.parse(text)
-            for problem in (*_problems_of_sources(stage, names), *_problems(data, stage, number, last_step)):
+            for problem in (*_problems(data, stage, number, last_step), *_problems_of_sources(stage, names)):
                 raise ValueError(problem)
         except ValueError as error:
             raise data.error("stages", f"stage {number + 1}, {text!r}: {error}") from None
