@@ -49,7 +49,7 @@ class DecodingState(abc.ABC):
         return cache
 
     def fits(self, cache: DecoderCache) -> jax.Array | bool:
-        """Returns whether a cache has room for the tokens of the next step; others count their slots beforehand."""
+        """Returns whether a cache has room for the next step; for all but beam search, the caller counts the slots."""
         return True
 
     def mark_done(self, rows: jax.Array) -> Self:

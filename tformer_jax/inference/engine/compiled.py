@@ -33,6 +33,9 @@ from tformer_jax.special_tokens import PAD
 MAX_STEPS = 32
 """Maximum number of steps per call of `advance`."""
 
+Carry = tuple[StepResult, jax.Array, DecodingState, DecoderCache]
+"""What a step gets and returns: all results, the number of steps, the rows and their cache."""
+
 
 class Steps(NamedTuple):
     """Results of the steps of one call."""
@@ -165,13 +168,11 @@ def advance(
     drafts = plan.decode.lookup_tokens > 0
     call = skip_drafts(step_fn(plan.model, params, last_only=False)) if drafts else step_fn(plan.model, params)
 
-    def should_continue(carry: tuple[StepResult, jax.Array, DecodingState, DecoderCache]) -> jax.Array:
+    def should_continue(carry: Carry) -> jax.Array:
         _, taken, rows, cache = carry
         return (taken == 0) | (taken < steps) & (rows.done.sum() < min_done) & rows.fits(cache)
 
-    def step(
-        carry: tuple[StepResult, jax.Array, DecodingState, DecoderCache],
-    ) -> tuple[StepResult, jax.Array, DecodingState, DecoderCache]:
+    def step(carry: Carry) -> Carry:
         results, taken, rows, cache = carry
         tokens, ancestry = rows.next_tokens()
         logits, cache = call(tokens, cache, ancestry)
@@ -184,8 +185,8 @@ def advance(
     no_results = jax.tree.map(lambda leaf: jnp.zeros((MAX_STEPS, *leaf.shape), leaf.dtype), rows.result())
     initial = no_results, jnp.zeros((), jnp.int32), rows, state.cache.take(ALL, pages)
     results, taken, rows, cache = jax.lax.while_loop(should_continue, step, initial)
-    done = jax.tree.map(replicate, Steps(results, taken, cache.first_slots.index))
-    return constrain_state(plan, State(state.cache.put(ALL, cache), rows)), done
+    steps_taken = jax.tree.map(replicate, Steps(results, taken, cache.first_slots.index))
+    return constrain_state(plan, State(state.cache.put(ALL, cache), rows)), steps_taken
 
 
 @jax.jit

@@ -32,6 +32,8 @@ SLOTS_PER_BEAM = 8
 
 Attention reads all slots. Most of 1,000 outputs of Multi30k, of up to 64 tokens, use at most 96 slots with 5 beams.
 """
+SPARE = 4 / 3
+"""Slots that beam search keeps for each slot in use, so that a cache that was cut does not grow again at once."""
 SHRINK_FACTOR = 8
 """Minimum ratio of an array's length to the needed length at which the array is cut.
 
@@ -127,7 +129,8 @@ class Lane:
         """Generates at least one token in every running row, and returns the new tokens by row.
 
         One device call takes several steps. It ends after `seconds`, estimated from the last call, or when `wanted`
-        rows are free (None: when all are done), or before an array must grow.
+        rows are free (None: when all are done), or before an array must grow; beam search finds out itself when its
+        slots must.
         """
         self._hypotheses = None
         self._fit(self.running.values())
@@ -135,7 +138,7 @@ class Lane:
         slots = max(running.slots_after(1) for running in self.running.values())
         pages = self._pages_with(slots)
         steps = min(self._steps_within(seconds), self._size.output - longest)
-        if not self._beam:  # which stops by itself
+        if not self._beam:
             capacity = self._size.slots if pages is None else pages * self.plan.page_size
             steps = min(steps, 1 + (capacity - slots) // self.plan.decode.tokens_per_step)
         if self._grows:
@@ -187,10 +190,10 @@ class Lane:
         return next(count for count in self._page_counts if count >= needed) if self.plan.paged else None
 
     def _take_steps(self, steps: int, min_done: int, pages: int | None) -> Any:
-        """Calls `compiled.advance` and copies its `Steps` to the host."""
+        """Calls `compiled.advance` and returns its `Steps` as NumPy arrays."""
         numbers = np.int32(steps), np.int32(min_done)
-        self.state, done = compiled.advance(self.plan, self._params, self.state, self._ended, *numbers, pages=pages)
-        return jax.device_get(done)
+        self.state, taken = compiled.advance(self.plan, self._params, self.state, self._ended, *numbers, pages=pages)
+        return jax.device_get(taken)
 
     @property
     def _chunk(self) -> int:
@@ -219,7 +222,7 @@ class Lane:
         """Compiles the functions for outputs of up to `new_tokens` tokens, and allocates arrays of that length.
 
         The first `forced` tokens of outputs may be given. The arrays keep this length: only the dense cache of beam
-        search grows, if its beams have few common ancestors. This is compiled for the next number of slots.
+        search grows, if its beams have few common ancestors; steps are also compiled for the next number of slots.
         """
         translates = self.plan.model.reads_source
         self._resize(self._fitted(self.plan.longest_input if translates else 1, new_tokens, 1, forced))
@@ -264,9 +267,11 @@ class Lane:
         now, least, plan = self._size, self._smallest, self.plan
         source = fitted(now.source, max(min(power_of_two(source), plan.longest_input), least.source))
         output = fitted(now.output, max(min(power_of_two(output), plan.length), least.output))
-        enough, ample = (self._slots(output, count) for count in (slots, 4 * slots // 3 if self._beam else slots))
-        slots = max(enough, min(now.slots, ample), least.slots)
-        return Size(source, output, slots, max(now.forced, forced_width(forced)))
+        enough = ample = self._slots(output, slots)
+        if self._beam:
+            ample = self._slots(output, int(SPARE * slots))
+        fitting = max(enough, min(now.slots, ample), least.slots)
+        return Size(source, output, fitting, max(now.forced, forced_width(forced)))
 
     def _slots(self, output: int, needed: int) -> int:
         """Returns the number of slots of a dense cache for outputs of a length, at least `needed`."""

@@ -14,7 +14,7 @@ class Allocation:
 
     pages: list[int] = dataclasses.field(default_factory=list)
     filled: int = 0
-    """Number of slots written so far."""
+    """Number of slots up to the last one in use."""
 
 
 class OutOfPages(Exception):

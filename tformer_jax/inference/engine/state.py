@@ -104,7 +104,7 @@ class Size(NamedTuple):
     output: int
     """Maximum number of generated tokens."""
     slots: int
-    """Slots per row of a dense cache, for BOS and all tokens of an output but the last."""
+    """Slots per row of a dense cache: without beams as many as `output`, for BOS and all tokens but the last."""
     forced: int
     """F of `ForcedTokens`."""
 
