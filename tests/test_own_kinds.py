@@ -291,3 +291,18 @@ def test_a_task_of_other_code_is_trained_and_used(tmp_path, capsys):
     assert run.task.tag(run, ["a c d", "b b"]) == [["start", "after_a", "after_c"], ["start", "after_b"]]
     with pytest.raises(UserError, match="translate: .*run holds a masked_lm model; use tag"):
         run.translate(["a"])
+
+
+@pytest.mark.parametrize(
+    ("task", "problem"),
+    [
+        (type("Own", (Task,), {"family": "masked_lm"}), "task='own': is registered as <class .*: register an instance"),
+        (type("Own", (Task,), {"metrics": ("loss",)})(), "task='own': Own has no family: set it in the class"),
+        (type("Own", (Task,), {"family": "masked_lm"})(), "task='own': Own has no metrics: set it in the class"),
+    ],
+)
+def test_a_task_that_lacks_something(monkeypatch, task, problem):
+    """Regression test: errors of Python ended the check of the config."""
+    monkeypatch.setitem(kinds.TASKS, "own", task)
+    with pytest.raises(UserError, match=problem):
+        Config(task="own", model=ModelConfig(family="masked_lm"))

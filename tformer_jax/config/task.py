@@ -181,13 +181,25 @@ def find_task(name: str | None, family: str, objective: str | None) -> Task:
     if name is not None:
         if name not in kinds.TASKS:
             raise ConfigError(f"task={name!r}: is not registered; --import MODULE registers others")
-        return kinds.load(kinds.TASKS, name)
+        task = kinds.load(kinds.TASKS, name)
+        _check_registered(name, task)
+        return task
     tasks = tasks_of_family(family)
     for task in tasks:
         if objective in task.objectives:
             return task
     allowed = tuple(value for task in tasks for value in task.objectives)
     raise ConfigError(f"data.objective={objective!r}: must be one of {allowed} for model.family={family!r}")
+
+
+def _check_registered(name: str, task: Any) -> None:
+    """Raises `ConfigError` if a task of other code is no `Task`, or does not state its family and metrics."""
+    if not isinstance(task, Task):
+        made = f"register an instance, as in kinds.TASKS[{name!r}] = OwnTask(), of a class derived from Task"
+        raise ConfigError(f"task={name!r}: is registered as {task!r}: {made}")
+    for attribute in ("family", "metrics"):
+        if not hasattr(task, attribute):
+            raise ConfigError(f"task={name!r}: {type(task).__name__} has no {attribute}: set it in the class")
 
 
 def task_of(cfg: Config) -> Task:
