@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from array_record.python.array_record_data_source import ArrayRecordDataSource
 from tensorflow_datasets.core.data_sources.base import BaseDataSource
 
 from tests.data.corpus_files import config as files_config
@@ -316,6 +317,15 @@ def test_text_that_is_not_utf8_is_named():
     assert records[0] == {"text": "a"}
     with pytest.raises(DataError, match="example 1 is not valid UTF-8"):
         records[1]
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    """Regression test: an error of array_record ended the run."""
+    (tmp_path / "records").write_bytes(b"cut")
+    records = source.TfdsRecords(ArrayRecordDataSource([f"{tmp_path}/records[0:2]"]), {"text": "text"}, None)
+    for index in (0, slice(2)):
+        with pytest.raises(DataError, match="a file of the dataset is damaged .*: build the dataset again"):
+            records[index]
 
 
 def test_a_failed_download_is_named(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Loads TFDS datasets from array_record files, without TensorFlow."""
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -54,8 +55,12 @@ class TfdsRecords(Sequence[Example]):
     def __getitem__(self, index):
         if isinstance(index, slice):
             indices = range(len(self))[index]
-            return list(map(self._example, indices, self._source.__getitems__(list(indices))))
-        return self._example(index, self._source[index])
+            with _named_damage():
+                records = self._source.__getitems__(list(indices))
+            return list(map(self._example, indices, records))
+        with _named_damage():
+            record = self._source[index]
+        return self._example(index, record)
 
     def _example(self, index: int, record: dict[str, Any]) -> Example:
         try:
@@ -77,6 +82,16 @@ class TfdsRecords(Sequence[Example]):
         if not isinstance(value, bytes | str):
             raise DataError(f"field {self.fields[key]!r} is {type(value).__name__}, not text: set data.fields")
         return value.decode() if isinstance(value, bytes) else value
+
+
+@contextlib.contextmanager
+def _named_damage() -> Iterator[None]:
+    """Raises `DataError` for files that array_record cannot read."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        reason = first_line(error, 200)
+        raise DataError(f"a file of the dataset is damaged ({reason}): build the dataset again") from error
 
 
 def load(cfg: Config, root: Path | None) -> Corpus:
