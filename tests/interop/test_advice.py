@@ -28,6 +28,12 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("model_type", ["bart", "marian"])
+def test_advice_for_two_tables_of_inputs_names_one(model_type):
+    """Regression test: a model with the advised settings was refused for its embedding of sources."""
+    assert "model.tie_embeddings='all'" in hf.needed_changes(tiny("seq2seq", tie_embeddings="output"), model_type)
+
+
 @pytest.mark.parametrize("case", rest_slow(CASES, 4))
 def test_a_model_with_the_advised_settings_is_saved(case, tmp_path):
     name, model_type = case

@@ -196,6 +196,10 @@ DERIVED = {"kv_heads": "num_kv_heads", "head_size": "head_dim", "rotary_size": "
 """Settings that determine a derived setting, by the name of the derived setting."""
 
 
+TIED_INPUTS = {"output": "all", "none": "inputs"}
+"""`tie_embeddings` with one table for sources and targets, as each encoder-decoder has it, by the value without it."""
+
+
 def needed_changes(cfg: ModelConfig, model_type: str) -> list[str] | None:
     """Returns the settings to change, as `model.name=value`, so that a `model_type` can represent the model.
 
@@ -205,10 +209,12 @@ def needed_changes(cfg: ModelConfig, model_type: str) -> list[str] | None:
     try:
         ids = {"model_type": model_type} | token_ids(DEFAULT_SPECIAL_TOKENS, cfg)
         settings = architecture.settings(Fields(DEFAULTS[model_type] | ids | architecture.config(cfg)))
-        settings |= {"tie_embeddings": cfg.tie_embeddings, "output_bias": cfg.output_bias}
+        tied = TIED_INPUTS if cfg.model_class.reads_source else {}
+        tying = tied.get(cfg.tie_embeddings, cfg.tie_embeddings)
+        settings |= {"tie_embeddings": tying, "output_bias": cfg.output_bias}
         settings |= sinusoids.read(sinusoids.write(cfg, architecture), settings)
         if model_type in ("t5", "umt5"):  # whose tied embedding is scaled as the output head
-            settings["scale_output"] = cfg.tie_embeddings == "all"
+            settings["scale_output"] = tying == "all"
         back = ModelConfig(**settings)
     except (UserError, TypeError, ValueError, KeyError):
         return None
