@@ -102,7 +102,8 @@ def traced(optimizer: optax.GradientTransformation, cfg: Config, shapes: Any) ->
         raise UserError(f"{problem}; pass an Optax transformation that needs nothing else") from error
     if not isinstance(result, tuple) or len(result) != 2:
         raise UserError("optimizer.update returns something else than two values: return the updates and the new state")
-    if not jax.tree.structure(result[1]) == jax.tree.structure(state):
+    before: Any = jax.tree.structure(state)
+    if jax.tree.structure(result[1]) != before:
         raise UserError("optimizer.update returns a state of another structure than it gets: return one like init's")
     return program
 
