@@ -256,7 +256,7 @@ def test_a_longer_state_keeps_its_tokens():
         running=tokens,
         ancestry=start.ancestry.replace(ancestors=tokens),
         finished=start.finished._replace(tokens=tokens),
-    ).extended(4, 0)
+    ).resized(4, 0)
     assert state.length == 4
     for actual, empty in ((state.running, PAD), (state.finished.tokens, PAD), (state.ancestry.ancestors, 0)):
         np.testing.assert_array_equal(actual, [[[3, 4, empty, empty], [4, 5, empty, empty]]])

@@ -15,7 +15,7 @@ from tformer_jax.inference.forced import FirstTokens, ForcedTokens
 from tformer_jax.inference.sampling import RowSettings
 from tformer_jax.nn.decoder_cache import DecoderCache
 from tformer_jax.nn.padding import take_per_row
-from tformer_jax.nn.row_slots import pad_axis
+from tformer_jax.nn.row_slots import resize_axis
 from tformer_jax.nn.slots import BeamAncestry
 from tformer_jax.nn.xla import top_k
 from tformer_jax.special_tokens import PAD
@@ -95,7 +95,7 @@ class BeamState(DecodingState):
 
         Args:
             last, counts, max_new_tokens, forced, history: as in `SamplingState.start`; None: L is 0.
-            length: size of the token arrays; `extended` makes them longer before an output exceeds it.
+            length: size of the token arrays; `resized` makes them longer before an output exceeds it.
             others: fields of a subclass.
         """
         (B,), k = max_new_tokens.shape, cfg.beams
@@ -157,12 +157,12 @@ class BeamState(DecodingState):
     def length(self) -> int:
         return self.running.shape[2]
 
-    def extended(self, length: int, forced: int) -> "BeamState":
+    def resized(self, length: int, forced: int) -> "BeamState":
         return dataclasses.replace(
             self,
-            running=pad_axis(self.running, length, 2, PAD),
-            ancestry=BeamAncestry(pad_axis(self.ancestry.ancestors, length, 2), self.ancestry.start),
-            finished=Hypotheses(pad_axis(self.finished.tokens, length, 2, PAD), self.finished.scores),
+            running=resize_axis(self.running, length, 2, PAD),
+            ancestry=BeamAncestry(resize_axis(self.ancestry.ancestors, length, 2), self.ancestry.start),
+            finished=Hypotheses(resize_axis(self.finished.tokens, length, 2, PAD), self.finished.scores),
             forced=self.forced.extended(forced),
         )
 

@@ -64,11 +64,11 @@ class DecodingState(abc.ABC):
     @property
     @abc.abstractmethod
     def length(self) -> int:
-        """Size of the token arrays; only beam search extends them."""
+        """Size of the token arrays; only beam search resizes them."""
 
     @abc.abstractmethod
-    def extended(self, length: int, forced: int) -> Self:
-        """Extends the arrays to `length` generated tokens and `forced` first ones."""
+    def resized(self, length: int, forced: int) -> Self:
+        """Pads or cuts the arrays to `length` generated tokens, and pads them to `forced` first ones."""
 
     @abc.abstractmethod
     def result(self) -> StepResult:
@@ -183,8 +183,8 @@ class SamplingState(DecodingState):
     def length(self) -> int:
         return self.history.shape[1]
 
-    def extended(self, length: int, forced: int) -> "SamplingState":
-        """Extends `forced` only: histories have their full length from the start."""
+    def resized(self, length: int, forced: int) -> "SamplingState":
+        """Pads `forced` only: histories have their full length from the start."""
         return dataclasses.replace(self, forced=self.forced.extended(forced))
 
     def result(self) -> StepResult:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from tformer_jax.config import ModelConfig, kinds
 from tformer_jax.nn.kv_cache import LayerCache, LayerState, RowState, TokenCache
-from tformer_jax.nn.row_slots import PagedSlots, Rows, RowSlots, pad_axis, set_rows
+from tformer_jax.nn.row_slots import PagedSlots, Rows, RowSlots, resize_axis, set_rows
 from tformer_jax.nn.slots import EMPTY, BeamAncestry, DenseSlots, RingSlots, Slots, Tokens
 
 
@@ -130,18 +130,18 @@ class DecoderCache:
         slots = {kind: slots.fork(source, to, table) for kind, slots in self.row_slots.items()}
         return dataclasses.replace(rest, layers=tuple(map(layer, self.layers)), slots=slots)
 
-    def pad(self, slots: int, source: int) -> "DecoderCache":
+    def resize(self, slots: int, source: int) -> "DecoderCache":
         """Pads or cuts the cache to `slots` slots per row, and to an encoder's output of `source` tokens."""
 
         def layer(own: LayerCache) -> LayerCache:
-            cross = jax.tree.map(lambda leaf: pad_axis(leaf, source, 2), own.cross_attention)
-            return LayerCache(own.self_attention.pad(self.first_slots, slots), cross)
+            cross = jax.tree.map(lambda leaf: resize_axis(leaf, source, 2), own.cross_attention)
+            return LayerCache(own.self_attention.resize(self.first_slots, slots), cross)
 
         return dataclasses.replace(
             self,
             layers=tuple(map(layer, self.layers)),
-            slots={kind: layout.pad(slots) for kind, layout in self.row_slots.items()},
-            memory_padding_mask=jax.tree.map(lambda mask: pad_axis(mask, source, 1), self.memory_padding_mask),
+            slots={kind: layout.resize(slots) for kind, layout in self.row_slots.items()},
+            memory_padding_mask=jax.tree.map(lambda mask: resize_axis(mask, source, 1), self.memory_padding_mask),
         )
 
     def add_pages(self, pages: int) -> "DecoderCache":

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from tformer_jax import axes
 from tformer_jax.config import ModelConfig
-from tformer_jax.nn.row_slots import Rows, RowSlots, pad_axis, set_rows
+from tformer_jax.nn.row_slots import Rows, RowSlots, resize_axis, set_rows
 from tformer_jax.nn.sharding import constrain
 from tformer_jax.nn.slots import Slots
 
@@ -77,7 +77,7 @@ class LayerState:
         """Copies row `source` to row `to`; `copies` are as in `RowSlots.fork_entries`."""
         raise NotImplementedError
 
-    def pad(self, slots: RowSlots, length: int) -> Self:
+    def resize(self, slots: RowSlots, length: int) -> Self:
         """Pads or cuts the entries to `length` slots per row."""
         return self
 
@@ -120,11 +120,11 @@ class TokenCache(LayerState):
     def fork(self, slots: RowSlots, source: jax.Array, to: jax.Array, copies: jax.Array) -> Self:
         return jax.tree.map(lambda leaf: slots.fork_entries(leaf, source, to, copies), self)
 
-    def pad(self, slots: RowSlots, length: int) -> Self:
-        return jax.tree.map(lambda leaf: slots.pad_entries(leaf, length), self)
+    def resize(self, slots: RowSlots, length: int) -> Self:
+        return jax.tree.map(lambda leaf: slots.resize_entries(leaf, length), self)
 
     def add_pages(self, pages: int) -> Self:
-        return jax.tree.map(lambda pool: pad_axis(pool, pages, 0), self)
+        return jax.tree.map(lambda pool: resize_axis(pool, pages, 0), self)
 
 
 class RowState(LayerState):

@@ -19,7 +19,7 @@ def set_rows(every: Any, rows: Rows, some: Any) -> Any:
     return jax.tree.map(lambda array, part: array.at[rows].set(part, mode="drop"), every, some)
 
 
-def pad_axis(array: jax.Array, length: int, axis: int, value: int = 0) -> jax.Array:
+def resize_axis(array: jax.Array, length: int, axis: int, value: int = 0) -> jax.Array:
     """Pads or cuts one axis of an array to `length` at its end."""
     widths = [(0, 0, 0)] * array.ndim
     widths[axis] = (0, length - array.shape[axis], 0)
@@ -100,15 +100,15 @@ class RowSlots:
         """Copies row `source` to row `to`, whose pages are `table`, int32 [pages]; the arguments are int32 scalars."""
         return jax.tree.map(lambda leaf: leaf.at[to].set(leaf[source]), self)
 
-    def pad(self, slots: int) -> Self:
+    def resize(self, slots: int) -> Self:
         """Adds empty slots up to `slots` per row, or removes the slots from `slots` on."""
         old = self.tokens
-        tokens = Tokens(pad_axis(old.positions, slots, 1, EMPTY), pad_axis(old.columns, slots, 1))
+        tokens = Tokens(resize_axis(old.positions, slots, 1, EMPTY), resize_axis(old.columns, slots, 1))
         return dataclasses.replace(self, tokens=tokens)
 
-    def pad_entries(self, entries: jax.Array, slots: int) -> jax.Array:
+    def resize_entries(self, entries: jax.Array, slots: int) -> jax.Array:
         """Pads or cuts the keys or values [B, K, S, ...] to `slots` per row."""
-        return pad_axis(entries, slots, 2)
+        return resize_axis(entries, slots, 2)
 
     def fork_entries(self, entries: jax.Array, source: jax.Array, to: jax.Array, copies: jax.Array) -> jax.Array:
         """Copies the keys or values of row `source` to row `to`; `copies` are the pages to copy, int32 [n, 2]."""
@@ -161,11 +161,11 @@ class PagedSlots(RowSlots):
         copied = super().fork(source, to, table)
         return dataclasses.replace(copied, table=self.table.at[to].set(table))
 
-    def pad(self, slots: int) -> Self:
+    def resize(self, slots: int) -> Self:
         """Returns the layout unchanged: its tables have entries for the longest rows."""
         return self
 
-    def pad_entries(self, entries: jax.Array, slots: int) -> jax.Array:
+    def resize_entries(self, entries: jax.Array, slots: int) -> jax.Array:
         """Returns the pool unchanged."""
         return entries
 

@@ -113,7 +113,7 @@ def _optimizer(cfg: Config, model: nn.Module, optimizer: Any) -> optax.GradientT
     check_optimizer(optimizer)
     if optimizer is None:
         return optimizers.build(cfg, registry.shapes(model))
-    optimizers.traced(optimizer, cfg, registry.shapes(model))
+    optimizers.trace_update(optimizer, cfg, registry.shapes(model))
     return optimizer
 
 

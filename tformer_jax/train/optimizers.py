@@ -78,13 +78,13 @@ def trainable_shapes(cfg: Config, shapes: Any) -> Any:
 
 
 def digest(optimizer: optax.GradientTransformation, cfg: Config, shapes: Any) -> int:
-    """Returns a checksum of what an optimizer of Python computes, with its constants; arguments are as for `traced`."""
-    program = traced(optimizer, cfg, shapes)
+    """Returns a checksum of what an optimizer of Python computes, with its constants; see `trace_update`."""
+    program = trace_update(optimizer, cfg, shapes)
     constants = [np.asarray(plain_array(value)).tolist() for value in program.consts]
     return zlib.crc32(re.sub(r"0x[0-9a-f]+", "", f"{program}{constants}").encode())
 
 
-def traced(optimizer: optax.GradientTransformation, cfg: Config, shapes: Any) -> Any:
+def trace_update(optimizer: optax.GradientTransformation, cfg: Config, shapes: Any) -> Any:
     """Returns the program of an update of an optimizer of Python; shapes are as for `build`.
 
     Raises:

@@ -88,9 +88,9 @@ def _empty_cache(cfg: ModelConfig, plan: Plan, size: Size) -> DecoderCache:
 
 @functools.partial(jax.jit, static_argnames=("plan", "size"))
 def resize(plan: Plan, state: State, size: Size) -> State:
-    """Pads the arrays of a state to the lengths `size`; slots may also be cut."""
-    cache = state.cache.pad(size.slots, size.source)
-    return constrain_state(plan, State(cache, state.rows.extended(size.output, size.forced)))
+    """Pads or cuts the arrays of a state to the lengths `size`, which must hold all running rows."""
+    cache = state.cache.resize(size.slots, size.source)
+    return constrain_state(plan, State(cache, state.rows.resized(size.output, size.forced)))
 
 
 @functools.partial(jax.jit, static_argnames=("plan",))

@@ -249,7 +249,7 @@ class Lane:
         self._ended[row] = True
 
     def _fit(self, rows: Iterable[RequestRow]) -> None:
-        """Fits the lengths of the arrays to the rows, in powers of two: each step reads them whole."""
+        """Fits the lengths of the arrays to the rows: each step reads the arrays whole."""
         source, output, slots, forced = 1, 1, 1, 0
         for row in rows:
             read = len(row.source or [])
