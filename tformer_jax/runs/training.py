@@ -3,7 +3,6 @@
 import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -34,7 +33,6 @@ from tformer_jax.train.state import TrainState
 
 if TYPE_CHECKING:
     from tformer_jax.data.stages import Begun
-    from tformer_jax.runs.profiler import Profiler
 
 Callback = Callable[[int, TrainState, Mapping[str, float]], None]
 """Called with the step, the state and the metrics of the step, named as in `curves.history`."""
@@ -107,12 +105,6 @@ def _load_teacher(experiment: Experiment) -> Teacher | None:
     return teacher.load(experiment.cfg.train, experiment.mesh, experiment.group)
 
 
-def _start_profiler(folder: Path, step: int) -> "Profiler":
-    from tformer_jax.runs.profiler import Profiler
-
-    return Profiler(folder / "profile", first_step=step)
-
-
 class Training:
     """A trainer with the components of its run, and the actions between steps."""
 
@@ -173,7 +165,11 @@ class Training:
         drops = cfg.model.attention_dropout > 0
         self.changes = SettingChanges(step, changed, host.get("changes", []), attention_dropout=drops)
         self._announced_stages = len(self._stages_begun())
-        self.profiler = _start_profiler(folder, step) if profile and experiment.group.first else None
+        self.profiler = None
+        if profile and experiment.group.first:
+            from tformer_jax.runs.profiler import Profiler
+
+            self.profiler = Profiler(folder / "profile", first_step=step)
 
     @property
     def cfg(self) -> Config:
