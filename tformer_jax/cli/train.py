@@ -47,23 +47,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def check_flags(options: argparse.Namespace, cfg: Config, folder: Path) -> None:
     """Raises `UserError` if flags and settings do not fit the run folder or each other, or need a missing package."""
-    if options.profile:
-        check_profile(cfg, folder)
+    from tformer_jax.runs import profiler
+
+    if options.profile and cfg.train.steps < profiler.NEEDED:
+        problem = f"must be at least {profiler.NEEDED} for --profile, which skips the first {profiler.SKIPPED}"
+        raise cfg.train.error("steps", problem)
+    if options.profile and is_remote(folder):
+        raise UserError(f"--profile cannot write to {folder}: profile {profiler.NEEDED} steps with a local --run")
     if options.record and resolved(options.record).is_relative_to(resolved(folder)):
         raise UserError(f"--record {options.record}: is in the run folder, which this run creates; name another")
     if cfg.train.report:
         checks.require_pages("train.report=True")
-
-
-def check_profile(cfg: Config, folder: Path) -> None:
-    """Raises `UserError` if the run is too short for a trace, or its folder is a bucket."""
-    from tformer_jax.runs import profiler
-
-    if cfg.train.steps < profiler.NEEDED:
-        problem = f"must be at least {profiler.NEEDED} for --profile, which skips the first {profiler.SKIPPED}"
-        raise cfg.train.error("steps", problem)
-    if is_remote(folder):
-        raise UserError(f"--profile cannot write to {folder}: profile {profiler.NEEDED} steps with a local --run")
 
 
 def write_record(path: Path, result: dict[str, Any], folder: Path) -> None:

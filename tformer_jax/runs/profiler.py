@@ -12,23 +12,23 @@ NEEDED = SKIPPED + TRACED
 
 
 class Profiler:
-    """Writes a `jax.profiler` trace of `TRACED` steps to a folder."""
+    """Writes a `jax.profiler` trace of `TRACED` steps to a folder if `wanted`."""
 
-    def __init__(self, folder: Path, *, first_step: int):
-        self._folder, self._first = folder, first_step + SKIPPED
+    def __init__(self, folder: Path, *, first_step: int, wanted: bool):
+        self._folder, self._first, self._wanted = folder, first_step + SKIPPED, wanted
         self._tracing = False
 
     def shortage(self, steps: int) -> str | None:
         """Returns a warning if a run that ends after step `steps` has no complete trace, else None."""
         left = steps - self._first + SKIPPED
-        if left >= NEEDED:
+        if not self._wanted or left >= NEEDED:
             return None
         trace = "an incomplete trace" if left > SKIPPED else "no trace"
         return f"--profile writes {trace}: {left} steps are left, and it needs {NEEDED}; increase train.steps"
 
     def after_step(self, step: int, state: Any) -> None:
         """Starts the trace after step `first_step + SKIPPED`, and stops it `TRACED` steps later."""
-        if step == self._first:
+        if self._wanted and step == self._first:
             jax.block_until_ready(state)
             jax.profiler.start_trace(str(self._folder))
             self._tracing = True

@@ -23,6 +23,7 @@ from tformer_jax.runs.evaluations import Evaluations
 from tformer_jax.runs.experiment import Experiment
 from tformer_jax.runs.guards import Watchdog
 from tformer_jax.runs.initial_state import start_or_restore
+from tformer_jax.runs.profiler import Profiler
 from tformer_jax.runs.progress import Figures, ProgressView, TimeLeft
 from tformer_jax.runs.record import Record, SettingChanges
 from tformer_jax.train import parameters, schedules
@@ -165,11 +166,7 @@ class Training:
         drops = cfg.model.attention_dropout > 0
         self.changes = SettingChanges(step, changed, host.get("changes", []), attention_dropout=drops)
         self._announced_stages = len(self._stages_begun())
-        self.profiler = None
-        if profile and experiment.group.first:
-            from tformer_jax.runs.profiler import Profiler
-
-            self.profiler = Profiler(folder / "profile", first_step=step)
+        self.profiler = Profiler(folder / "profile", first_step=step, wanted=profile and experiment.group.first)
 
     @property
     def cfg(self) -> Config:
@@ -193,7 +190,7 @@ class Training:
         if text := "; ".join(self.changes.texts):
             record.view.say(f"Changed settings from step {step} on: {text}")
             record.events.write(step, "settings", text)
-        short = self.profiler and self.profiler.shortage(self.cfg.train.steps)
+        short = self.profiler.shortage(self.cfg.train.steps)
         data = announcement.data_lines(experiment)
         for warning in (*data, *self.cfg.without_effect(), *hardware.dtype_warnings(self.cfg), short):
             if warning:
@@ -254,8 +251,7 @@ class Training:
         self.trainer.meter.restart()
 
     def _profile(self) -> None:
-        if self.profiler is not None:
-            self.profiler.after_step(self.trainer.step, self.trainer.state)
+        self.profiler.after_step(self.trainer.step, self.trainer.state)
 
     def _stages_begun(self) -> "list[Begun]":
         if not self.cfg.data.stages:
@@ -284,7 +280,15 @@ class Training:
         devices = list(self.experiment.mesh.devices.flat)
         memory, peak = hardware.memory_bytes(devices), hardware.peak_flops(devices)
         rate = {} if self.experiment.optimizer else {"learning_rate": float(self._schedule(max(updates - 1, 0)))}
-        metrics = meter.read() | rate | {"tokens": meter.tokens, "seconds": meter.seconds, "memory_bytes": memory}
+        metrics = (
+            meter.read()
+            | rate
+            | {
+                "tokens": meter.tokens,
+                "seconds": meter.seconds,
+                "memory_bytes": memory,
+            }
+        )
         self._logged = metrics
         self.record.metrics.write(trainer.step, "train", metrics)
         every, steps = self.cfg.train.eval_every, self.cfg.train.steps
@@ -387,7 +391,6 @@ class Training:
     def close(self) -> None:
         """Stops the watchdog and the profiler, and waits for pending writes."""
         self.watchdog.close()
-        if self.profiler is not None:
-            self.profiler.close()
+        self.profiler.close()
         self.checkpointer.close()
         self.record.close()
