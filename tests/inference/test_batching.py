@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from tformer_jax.base.errors import UserError
-from tformer_jax.inference.batching import pad_rows, powers_of_two, run_in_batches, run_in_chunks
-from tformer_jax.inference.outputs import longest_first
+from tformer_jax.inference.batching import longest_first, pad_rows, powers_of_two, run_in_batches, run_in_chunks
 from tformer_jax.special_tokens import PAD
 
 
@@ -64,7 +63,7 @@ def test_lengths_of_batches(last, expected):
 
 
 def test_longer_rows_of_a_window_come_first_and_empty_ones_are_left_out():
-    assert longest_first([9, 2, 0, 3, 2, 7], 1, 5) == [3, 1, 4]
+    assert longest_first([9, 2, 0, 3, 2, 7, 8], 4) == [0, 3, 1, 6, 5, 4]
 
 
 def test_no_rows():

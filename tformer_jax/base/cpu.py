@@ -109,6 +109,11 @@ def initialization_options(platform: str) -> dict[str, Any] | None:
     return {OPTIMIZATION_LEVEL: 1} if platform == "cpu" and not chosen else None
 
 
+def usable_cores() -> int:
+    """Returns the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def peak_bytes() -> int:
     """Returns the peak memory of this process, in bytes.
 

@@ -176,6 +176,12 @@ def _take(rows: Iterator[Row], count: int) -> tuple[list[Row], UserError | None]
     return taken, None
 
 
+def longest_first(lengths: Sequence[int], window: int) -> list[int]:
+    """Returns the indices of the rows that are not empty, by `window` consecutive rows, longer rows of each first."""
+    order = sorted(range(len(lengths)), key=lambda n: (n // window, -lengths[n]))
+    return [n for n in order if lengths[n]]
+
+
 def pad_rows(rows: Sequence[Sequence[int]], count: int, length: int, pad_left: bool = False) -> np.ndarray:
     """Stacks token ids into int32 [count, length]; missing tokens and missing rows are PAD."""
     padded = np.full((count, length), PAD, np.int32)

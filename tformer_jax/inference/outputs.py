@@ -16,8 +16,9 @@ from tformer_jax.data.markup import keeps_markup, leave_out, take_out
 from tformer_jax.data.placeholders import NUMBERED, has_same_placeholders, mask, symbols_of
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.word_links import Links
-from tformer_jax.inference.batching import ROWS_PER_CHUNK, power_of_two
+from tformer_jax.inference.batching import ROWS_PER_CHUNK, longest_first, power_of_two
 from tformer_jax.inference.engine import Engine, Event, Request, pool_pages
+from tformer_jax.inference.engine.parallel import engine_count, run_engines
 from tformer_jax.inference.engine.pool import max_new_tokens
 from tformer_jax.inference.requests import EncodedRequest
 from tformer_jax.inference.requests import Request as TextRequest
@@ -205,21 +206,22 @@ class RowDecoder:
     ) -> Iterator[list[Output]]:
         """Yields all outputs of each row, in order; arguments are as for `stream`."""
         lengths = [len(row.ids) for row in rows]
-        engine = self._engine(lengths, ROWS_PER_CHUNK if first else len(rows), outputs, math.inf)
-        starts = range(0, len(rows), window)
-        order = [n for start in starts for n in longest_first(lengths, start, min(start + window, len(rows)))]
-        requests = {}
-        for n in order:
-            index = rows[n].sample_index or first + n
+        order = longest_first(lengths, window)
+        engines, requests = self._engines(order, lengths, ROWS_PER_CHUNK if first else len(rows), outputs), {}
+        for place, n in enumerate(order):
+            number, index = place % len(engines), rows[n].sample_index or first + n
             options: dict[str, Any] = {"index": index * outputs % 2**31, "num_outputs": outputs, "scored": scores}
-            requests[engine.submit(self._request(rows[n], seed=seed, streamed=False, **options))] = n
+            request = self._request(rows[n], seed=seed, streamed=False, **options)
+            requests[number, engines[number].submit(request)] = n
+        steps = run_engines(engines)
         pieces: dict[tuple[int, int], list[str]] = collections.defaultdict(list)
         ids: dict[tuple[int, int], list[int]] = collections.defaultdict(list)
         finished: dict[int, dict[int, Output]] = collections.defaultdict(dict)
         for n, row in enumerate(rows):
             while row.ids and len(finished[n]) < outputs:
-                for event in engine.step():
-                    key = requests[event.request], event.sample
+                number, events = next(steps)
+                for event in events:
+                    key = requests[number, event.request], event.sample
                     pieces[key].append(event.text)
                     ids[key] += event.ids
                     if event.finish:
@@ -240,7 +242,7 @@ class RowDecoder:
         if self._cfg.decode.candidates > 1:
             yield self([row], seed=seed)[0][0]
             return
-        engine = self._engine([len(row.ids)], 1, 1, 0.0)
+        engine = self._engine([len(row.ids)], 1, 1, seconds=0.0)
         engine.submit(self._request(row, seed=seed, index=row.sample_index % 2**31))
         text = ""
         tokens: list[int] = []
@@ -311,23 +313,24 @@ class RowDecoder:
         within = max_new_tokens(self._cfg.model, decode, length) == decode.max_new_tokens
         return "decode.max_new_tokens" if within else "model.max_length"
 
-    def _engine(self, lengths: Sequence[int], count: int, outputs: int, seconds: float) -> Engine:
-        """Returns an engine for rows of these lengths.
+    def _engines(self, order: Sequence[int], lengths: Sequence[int], count: int, outputs: int) -> list[Engine]:
+        """Returns engines for `order`, indices of rows of these lengths, which they take in turn.
 
-        It has enough rows per step for `count` texts, up to `eval.batch_size`. A beam search takes one row for any
-        number of outputs; the samples of a text take one row each, at the same time.
+        Together they have enough rows per step for `count` texts, up to `eval.batch_size`. A beam search takes one row
+        for any number of outputs; the samples of a text take one row each, at the same time.
         """
-        per_row = 1 if self._cfg.decode.strategy == "beam" else outputs
-        max_rows = max(min(self._cfg.eval.batch_size, power_of_two(count * per_row)), per_row)
+        per_text = 1 if self._cfg.decode.strategy == "beam" else outputs
+        max_rows = max(min(self._cfg.eval.batch_size, power_of_two(count * per_text)), per_text)
+        engines = engine_count(max_rows, per_text, self._parts[1])
+        prompts = [[lengths[n] for n in order[start::engines]] for start in range(engines)]
+        return [self._engine(own, max_rows // engines, outputs) for own in prompts]
+
+    def _engine(self, lengths: Sequence[int], max_rows: int, outputs: int, seconds: float = math.inf) -> Engine:
+        """Returns an engine for rows of these lengths."""
         pages = None
         if self._cfg.model.model_class.continues:
             pages = pool_pages(self._cfg, lengths, max_rows=max_rows, outputs=outputs)
         return Engine(self._cfg, *self._parts, max_rows=max_rows, pages=pages, grows=True, seconds=seconds)
-
-
-def longest_first(lengths: Sequence[int], start: int, stop: int) -> list[int]:
-    """Returns the indices of the rows from `start` to `stop` that are not empty, longer rows first."""
-    return sorted((n for n in range(start, stop) if lengths[n]), key=lengths.__getitem__, reverse=True)
 
 
 def gap_after(text: str, gap: str) -> str:

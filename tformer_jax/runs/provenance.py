@@ -1,6 +1,5 @@
 """Records the environment of a run: versions, revision, command and hardware."""
 
-import os
 import platform
 import shlex
 import shutil
@@ -10,6 +9,8 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from tformer_jax.base.cpu import usable_cores
 
 PACKAGES = (
     "tformer_jax",
@@ -91,7 +92,7 @@ def describe_hardware(used: Sequence[Any] | None = None) -> dict[str, Any]:
     count = f"{len(devices)}" if used is None or len(used) == len(devices) else f"{len(used)} of {len(devices)}"
     return {
         "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": usable_cores(),
         "devices": f"{count} x {devices[0].device_kind}",
     }
 
