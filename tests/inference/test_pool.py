@@ -57,7 +57,8 @@ def test_rows_by_hand(decode, count, outputs_of_row, max_rows):
     cfg, *parts = plain("decoder_lm")
     cfg = dataclasses.replace(cfg, decode=decode, eval=EvalConfig(batch_size=64))
     decoder = outputs.RowDecoder(cfg, *parts, TOKENIZERS)
-    assert decoder._engine([len(PROMPTS[0])], count, outputs_of_row, 0.0).max_rows == max_rows
+    engines = decoder._engines([0], [len(PROMPTS[0])], count, outputs_of_row)
+    assert sum(engine.max_rows for engine in engines) == max_rows
 
 
 @pytest.mark.slow
@@ -80,6 +81,7 @@ def test_no_row_waits_for_pages_and_outputs_are_those_of_a_full_pool(case, monke
             return actual
 
     monkeypatch.setattr(outputs, "Engine", Watched)
+    monkeypatch.setattr(outputs, "engine_count", lambda *_: 1)
     prompts = list(map(EncodedRequest, PROMPTS))
     assert decoder(prompts, seed=1, outputs=count) == decoder(prompts, seed=1, outputs=count)
     limited, full = made

@@ -321,7 +321,7 @@ class RowDecoder:
         """
         per_text = 1 if self._cfg.decode.strategy == "beam" else outputs
         max_rows = max(min(self._cfg.eval.batch_size, power_of_two(count * per_text)), per_text)
-        engines = engine_count(max_rows, per_text, self._parts[1])
+        engines = min(engine_count(max_rows, self._cfg.decode.width, self._parts[1]), max_rows // per_text)
         prompts = [[lengths[n] for n in order[start::engines]] for start in range(engines)]
         return [self._engine(own, max_rows // engines, outputs) for own in prompts]
 
