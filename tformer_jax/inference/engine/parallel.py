@@ -1,7 +1,7 @@
 """Engines that run at the same time, in threads of their own.
 
-A step has phases that use one core of a CPU: XLA's batched products of attention, selection of the best tokens, and
-Python's part. Engines side by side fill them with the steps of other engines.
+Parts of a step use one core of a CPU, such as XLA's choice of the best tokens and the work of Python between steps. Other
+engines use the rest meanwhile, and the arrays of fewer rows fit better into a core's cache.
 """
 
 import concurrent.futures
