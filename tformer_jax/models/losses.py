@@ -1,5 +1,6 @@
 """Losses of training and evaluation: cross-entropy, distillation and guided alignment, optionally in chunks."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -163,20 +164,8 @@ def batch_loss(
     (values, labels, auxiliary_loss), collected = registry.watched_forward(model, params, batch, watched, **options)
     if guide is not None:
         auxiliary_loss += guide.weight * guided_loss(collected, model.cfg, batch, guide)
-    taught: Any = None
-    if teacher is not None and teacher.model is None:
-        taught = TopLogits(batch[TAUGHT_IDS], batch[TAUGHT_LOG_P])
-    elif teacher is not None and teacher.model is not None:
-        taught = registry.forward(teacher.model, teacher.params, batch, method=method).values
-
-    def sums(logits: jax.Array, labels: jax.Array, taught: Any) -> Sums:
-        own = masked_cross_entropy(logits, labels, label_smoothing=label_smoothing, smoothed=smoothed)
-        if teacher is None:
-            return own
-        distance = jnp.where(labels >= 0, divergence(logits, taught, teacher.temperature), 0).sum()
-        loss = (1 - teacher.weight) * own.loss + teacher.weight * distance
-        return own._replace(loss=loss, divergence=distance)
-
+    taught = _teacher_values(teacher, batch, method)
+    sums = functools.partial(_taught_sums, label_smoothing=label_smoothing, smoothed=smoothed, teacher=teacher)
     if chunk is None:
         return sums(values, labels, taught), auxiliary_loss
 
@@ -193,6 +182,33 @@ def batch_loss(
         return sums(logits, labels, taught)
 
     return sum_over_chunks(sums_of_chunk, (values, taught), labels, chunk), auxiliary_loss
+
+
+def _teacher_values(teacher: Teacher | None, batch: registry.Batch, method: str) -> Any:
+    """Returns what a teacher gives for a batch: its logits, or the features that `logits` takes; None without one."""
+    if teacher is None:
+        return None
+    if teacher.model is None:
+        return TopLogits(batch[TAUGHT_IDS], batch[TAUGHT_LOG_P])
+    return registry.forward(teacher.model, teacher.params, batch, method=method).values
+
+
+def _taught_sums(
+    logits: jax.Array,
+    labels: jax.Array,
+    taught: Any,
+    *,
+    label_smoothing: float,
+    smoothed: int | None,
+    teacher: Teacher | None,
+) -> Sums:
+    """Computes the cross-entropy, with a teacher averaged with the divergence from its logits `taught`."""
+    own = masked_cross_entropy(logits, labels, label_smoothing=label_smoothing, smoothed=smoothed)
+    if teacher is None:
+        return own
+    distance = jnp.where(labels >= 0, divergence(logits, taught, teacher.temperature), 0).sum()
+    loss = (1 - teacher.weight) * own.loss + teacher.weight * distance
+    return own._replace(loss=loss, divergence=distance)
 
 
 def sum_over_chunks(sums: Callable[[Any, jax.Array], Tree], x: Any, labels: jax.Array, chunk: int) -> Tree:

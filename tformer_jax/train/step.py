@@ -62,9 +62,8 @@ def make_train_step(
     def train_step(state: TrainState, batch: Batch, taught_by: Any = None) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(cfg.seed), state.step)
         source = teacher and teacher._replace(params=taught_by)
-        sums, auxiliary_loss, grads, stats = accumulated_gradients(
-            model, state.params, batch, key, cfg, smoothed, source
-        )
+        gradients = accumulated_gradients(model, state.params, batch, key, cfg, smoothed, source)
+        sums, grads = gradients.sums, gradients.grads
         norm = optax.tree.norm(optax.tree.cast(grads, jnp.float32))
         loss = sums.loss / jnp.maximum(sums.labels, 1)
         trainable = parameters.trainable(state.params)
@@ -78,16 +77,7 @@ def make_train_step(
         trainable, opt_state, ema = jax.tree.map(lambda after, before: jnp.where(finite, after, before), new, old)
         tokens = sum((batch[name] != PAD).sum() for name in model.inputs)
         metrics = {"loss": loss, "labels": sums.labels, "tokens": tokens, "grad_norm": norm, "skipped": skipped}
-        if train.label_smoothing or teacher is not None:
-            metrics["nll"] = sums.nll / jnp.maximum(sums.labels, 1)
-        if teacher is not None:
-            metrics["divergence"] = sums.divergence / jnp.maximum(sums.labels, 1)
-        if cfg.model.uses_experts or train.guided_alignment:
-            metrics["auxiliary_loss"] = auxiliary_loss
-        if train.log_norms:
-            metrics |= layer_norms(grads, "grad_norm") | layer_norms(trainable, "param_norm")
-        if train.noise_scale:
-            metrics |= noise_estimates(norm, *stats)
+        metrics |= _selected_metrics(cfg, gradients, trainable, norm, taught=teacher is not None)
         params = parameters.with_trainable(state.params, trainable)
         new_state = TrainState(step=state.step + 1, skipped=skipped, params=params, opt_state=opt_state, ema=ema)
         return new_state, {name: value.astype(jnp.float32) for name, value in metrics.items()}
@@ -164,6 +154,22 @@ class Gradients(NamedTuple):
     """Gradient of the mean loss with the auxiliary loss."""
     stats: MicroBatchStats
     """For `train.noise_scale`."""
+
+
+def _selected_metrics(cfg: Config, gradients: Gradients, params: Any, norm: jax.Array, *, taught: bool) -> Metrics:
+    """Returns the metrics that only some configs have."""
+    metrics, sums, train = {}, gradients.sums, cfg.train
+    if train.label_smoothing or taught:
+        metrics["nll"] = sums.nll / jnp.maximum(sums.labels, 1)
+    if taught:
+        metrics["divergence"] = sums.divergence / jnp.maximum(sums.labels, 1)
+    if cfg.model.uses_experts or train.guided_alignment:
+        metrics["auxiliary_loss"] = gradients.auxiliary_loss
+    if train.log_norms:
+        metrics |= layer_norms(gradients.grads, "grad_norm") | layer_norms(params, "param_norm")
+    if train.noise_scale:
+        metrics |= noise_estimates(norm, *gradients.stats)
+    return metrics
 
 
 def accumulated_gradients(

@@ -1,7 +1,7 @@
 """Engines that run at the same time, in threads of their own.
 
-Parts of a step use one core of a CPU, such as XLA's choice of the best tokens and the work of Python between steps. Other
-engines use the rest meanwhile, and the arrays of fewer rows fit better into a core's cache.
+Parts of a step use one core of a CPU, such as XLA's choice of the best tokens and the work of Python between steps.
+Other engines use the rest meanwhile, and the arrays of fewer rows fit better into a core's cache.
 """
 
 import concurrent.futures
