@@ -64,6 +64,37 @@ def test_outputs_of_several_engines_are_those_of_one(settings, count, family, mo
         np.testing.assert_allclose(*([output.score or 0.0 for output in row] for row in (actual, expected)), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("settings", "lengths", "count", "rows"),
+    [(GREEDY, [33, 1], 1, 1), (SAMPLE, [3] * 64, 20, 20), (BEAM, [3] * 64, 2, 32)],
+    ids=["prompts of 3 pages and 1", "rows for whole texts", "a row for each text"],
+)
+def test_engines_have_one_size(settings, lengths, count, rows, monkeypatch):
+    cfg, *parts = plain("decoder_lm")
+    monkeypatch.setattr(outputs, "engine_count", lambda *_: 2)
+    cfg = dataclasses.replace(cfg, decode=settings, eval=EvalConfig(batch_size=64))
+    first, second = outputs.RowDecoder(cfg, *parts, TOKENIZERS)._engines(lengths, len(lengths), count)
+    assert first.max_rows == second.max_rows == rows
+    assert first._pages == second._pages  # or each would compile programs of its own
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("threefry_partitionable", False), ("enable_x64", True), ("disable_jit", True), ("debug_infs", True)],
+)
+def test_settings_of_the_caller_hold_in_each_engine(name, value):
+    class Watched:
+        idle = False
+
+        def step(self):
+            self.idle = True
+            return [getattr(jax.config, f"jax_{name}")]
+
+    with getattr(jax, name)(value):
+        seen = dict(parallel.run_engines([Watched(), Watched()]))
+    assert seen == {0: [value], 1: [value]}
+
+
 def test_each_engine_steps_in_a_thread_of_its_own_with_the_precision_of_the_caller(monkeypatch):
     step, seen = Engine.step, []
 

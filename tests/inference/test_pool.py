@@ -57,7 +57,7 @@ def test_rows_by_hand(decode, count, outputs_of_row, max_rows):
     cfg, *parts = plain("decoder_lm")
     cfg = dataclasses.replace(cfg, decode=decode, eval=EvalConfig(batch_size=64))
     decoder = outputs.RowDecoder(cfg, *parts, TOKENIZERS)
-    engines = decoder._engines([0], [len(PROMPTS[0])], count, outputs_of_row)
+    engines = decoder._engines([len(PROMPTS[0])], count, outputs_of_row)
     assert sum(engine.max_rows for engine in engines) == max_rows
 
 

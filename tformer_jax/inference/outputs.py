@@ -1,4 +1,4 @@
-"""Decodes rows of token ids with a continuous-batching engine."""
+"""Decodes rows of token ids with engines of continuous batching."""
 
 import collections
 import dataclasses
@@ -183,8 +183,9 @@ class RowDecoder:
     ) -> Iterator[list[Output]]:
         """Yields the outputs of each row, in order, as soon as all earlier rows are finished.
 
-        Outputs depend only on the arguments, bit for bit, because each call creates an engine. With
-        `decode.candidates`, the candidates ranked first by `Utility.rank_outputs` are returned.
+        Outputs depend only on the arguments and the machine, bit for bit, because each call creates its engines, whose
+        number depends on the cores of a CPU. With `decode.candidates`, the candidates ranked first by
+        `Utility.rank_outputs` are returned.
 
         Args:
             first: index of the first row among all inputs, a multiple of `ROWS_PER_CHUNK`; samples depend on it.
@@ -207,7 +208,7 @@ class RowDecoder:
         """Yields all outputs of each row, in order; arguments are as for `stream`."""
         lengths = [len(row.ids) for row in rows]
         order = longest_first(lengths, window)
-        engines, requests = self._engines(order, lengths, ROWS_PER_CHUNK if first else len(rows), outputs), {}
+        engines, requests = self._engines(lengths, ROWS_PER_CHUNK if first else len(rows), outputs), {}
         for place, n in enumerate(order):
             number, index = place % len(engines), rows[n].sample_index or first + n
             options: dict[str, Any] = {"index": index * outputs % 2**31, "num_outputs": outputs, "scored": scores}
@@ -313,17 +314,18 @@ class RowDecoder:
         within = max_new_tokens(self._cfg.model, decode, length) == decode.max_new_tokens
         return "decode.max_new_tokens" if within else "model.max_length"
 
-    def _engines(self, order: Sequence[int], lengths: Sequence[int], count: int, outputs: int) -> list[Engine]:
-        """Returns engines for `order`, indices of rows of these lengths, which they take in turn.
+    def _engines(self, lengths: Sequence[int], count: int, outputs: int) -> list[Engine]:
+        """Returns engines of equal size, which share compiled programs, for parts of rows of these lengths.
 
         Together they have enough rows per step for `count` texts, up to `eval.batch_size`. A beam search takes one row
-        for any number of outputs; the samples of a text take one row each, at the same time.
+        for any number of outputs; the samples of a text take one row each, at the same time, in one engine.
         """
         per_text = 1 if self._cfg.decode.strategy == "beam" else outputs
         max_rows = max(min(self._cfg.eval.batch_size, power_of_two(count * per_text)), per_text)
         engines = min(engine_count(max_rows, self._cfg.decode.width, self._parts[1]), max_rows // per_text)
-        prompts = [[lengths[n] for n in order[start::engines]] for start in range(engines)]
-        return [self._engine(own, max_rows // engines, outputs) for own in prompts]
+        if engines > 1:
+            max_rows = max_rows // engines // per_text * per_text
+        return [self._engine(lengths, max_rows, outputs) for _ in range(engines)]
 
     def _engine(self, lengths: Sequence[int], max_rows: int, outputs: int, seconds: float = math.inf) -> Engine:
         """Returns an engine for rows of these lengths."""

@@ -34,7 +34,7 @@ CACHED_PREFIXES = 256
 
 
 class _Generator:
-    """Base of `Translator` and `TextGenerator`: decodes texts with a continuous-batching engine."""
+    """Base of `Translator` and `TextGenerator`: decodes texts with continuous batching."""
 
     def __init__(self, cfg: Config, model: nn.Module, tokenizers: Tokenizers):
         self.cfg, self.model, self.tokenizers = cfg, model, tokenizers
