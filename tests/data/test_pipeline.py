@@ -19,7 +19,7 @@ from tformer_jax.data import order
 from tformer_jax.data.columns import jsonable
 from tformer_jax.data.corpora import Corpus, DataError, Joined, load_corpus
 from tformer_jax.data.corpora.corpus import Endless
-from tformer_jax.data.pipeline import check_predictable, evaluation_batches, train_batches
+from tformer_jax.data.pipeline import check_divisible, check_predictable, evaluation_batches, train_batches
 from tformer_jax.data.rows import Shards
 from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.special_tokens import BOS, EOS, IGNORED, PAD
@@ -334,6 +334,15 @@ def test_packed_evaluation_scores_every_token_and_every_end(kind):
 def test_batches_that_do_not_divide(kind, devices, sentence):
     with pytest.raises(UserError, match=sentence):
         train_batches(*setup(kind), shards=Shards(devices))
+
+
+def test_the_rows_of_a_resumed_run_fit_a_mesh_that_the_message_names():
+    """Regression test: it asked for other rows, which a resumed run is not allowed to have."""
+    cfg = setup("windows", batch_size=24)[0]
+    cfg = dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, accumulate=2))
+    with pytest.raises(UserError, match=r"a multiple of 16: 8 shards .* a mesh of fewer shards, such as 6$"):
+        check_divisible(cfg, 8)
+    check_divisible(cfg, 6)
 
 
 @pytest.mark.parametrize("kind", first_fast(SPLIT))

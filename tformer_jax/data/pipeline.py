@@ -155,8 +155,12 @@ def _check_ids(tokenizers: Tokenizers, batch: Batch) -> Batch:
 def check_divisible(cfg: Config, shards: int) -> None:
     """Raises `UserError` unless `shards` times `cfg.train.accumulate` micro-batches split every batch evenly."""
     name = "batch_multiple" if cfg.data.batching == "buckets" else "batch_size"
-    if getattr(cfg.data, name) % shards:
-        raise cfg.data.error(name, f"must be a multiple of the {shards} shards of a batch")
-    if getattr(cfg.data, name) % (parts := shards * cfg.train.accumulate):
-        factors = f"{shards} shards of a batch times train.accumulate={cfg.train.accumulate}"
-        raise cfg.data.error(name, f"must be a multiple of {parts}: {factors}")
+    rows, count = getattr(cfg.data, name), cfg.train.accumulate
+    if rows % (parts := shards * count) == 0:
+        return
+    needed = f"the {shards} shards of a batch (the mesh's data * fsdp * expert)"
+    if rows % shards == 0:
+        needed = f"{parts}: {shards} shards of a batch (the mesh's data * fsdp * expert) times train.accumulate={count}"
+    fitting = max((fewer for fewer in range(1, shards) if rows % (fewer * count) == 0), default=1)
+    remedy = f"a resumed run, which keeps it, needs a mesh of fewer shards, such as {fitting}"
+    raise cfg.data.error(name, f"must be a multiple of {needed}; {remedy}")
