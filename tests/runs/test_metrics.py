@@ -130,11 +130,13 @@ def test_events_after_an_incomplete_line_are_kept(tmp_path):
     assert path.read_text().count("\n") == 3
 
 
-def test_non_finite_numbers_become_null(tmp_path):
+def test_non_finite_numbers_become_null(tmp_path, caplog):
+    """Regression test: tensorboardX warned of each number, without its name or step."""
     writer = MetricsWriter(tmp_path, small_config())
     writer.write(1, "train", {"loss": float("nan"), "noise_scale": float("inf")})
     writer.close()
     assert lines(tmp_path) == [{"step": 1, "group": "train", "loss": None, "noise_scale": None}]
+    assert not caplog.records
 
 
 def test_a_full_disk_is_reported_with_a_remedy(tmp_path, monkeypatch):

@@ -78,6 +78,11 @@ def import_prevented(module: str) -> Iterator[None]:
         del sys.modules[module]
 
 
+def silence_tensorboard() -> None:
+    """Hides the warning of tensorboardX 2.6 about a value that is not finite, which does not name the value."""
+    logging.getLogger("tensorboardX.x2num").setLevel(logging.ERROR)
+
+
 def mark_absl_flags_as_parsed() -> None:
     """Lets worker processes of grain 0.2.18 start in a program that does not parse absl's flags.
 

@@ -12,7 +12,7 @@ from typing import Any
 from tformer_jax.base import checks
 from tformer_jax.base.errors import RunError
 from tformer_jax.base.paths import append_lines, finite, is_remote, write_text
-from tformer_jax.base.workarounds import import_prevented
+from tformer_jax.base.workarounds import import_prevented, silence_tensorboard
 from tformer_jax.config import Config, to_dict
 from tformer_jax.runs import run_folder
 
@@ -109,6 +109,7 @@ class TensorBoard:
 
     @functools.cached_property
     def _library(self) -> Any:
+        silence_tensorboard()
         with import_prevented("torch"):
             import tensorboardX
 
