@@ -16,12 +16,14 @@ import jax
 import numpy as np
 import pytest
 
+from tests.runs.conftest import small_config
 from tformer_jax.base.errors import RunError, UserError
 from tformer_jax.config import Config, TrainConfig
 from tformer_jax.parallel.multihost import ProcessGroup
-from tformer_jax.runs import endings, guards
+from tformer_jax.runs import endings, experiment, guards
 from tformer_jax.runs.endings import GracefulStop
 from tformer_jax.runs.guards import HUNG, FolderLock, Watchdog
+from tformer_jax.runs.run_folder import read_records
 from tformer_jax.runs.training import Training
 from tformer_jax.train import non_finite
 from tformer_jax.train.monitor import BestMetric, NotFinite, SpikeDetector, StepMonitor
@@ -84,6 +86,9 @@ def test_a_dead_process_holds_no_lock(tmp_path):
 WATCHED = "import time; from tformer_jax.runs.guards import Watchdog; dog = Watchdog(1); dog.beat()"
 BEATS = "for _ in range(3): time.sleep(0.4); dog.beat()"
 HANGS = f"{WATCHED}\n{BEATS}\nprint('alive', flush=True); time.sleep(60)"
+REPORTS = """import time; from tformer_jax.runs import guards; guards.REPORT_SECONDS = 1
+def report(problem): print(problem, flush=True); time.sleep(60)
+dog = guards.Watchdog(1, report); dog.beat(); time.sleep(60)"""
 PAUSES = f"{WATCHED}\nwith dog.paused(): time.sleep(1.7)\ntime.sleep(0.3)"
 
 STOPS = f"""import os, signal, subprocess; {WATCHED}
@@ -99,7 +104,7 @@ def watched():
         return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=50)
 
     with ThreadPoolExecutor() as pool:
-        programs = (HANGS, PAUSES, STOPS)
+        programs = (HANGS, REPORTS, PAUSES, STOPS)
         return dict(zip(programs, pool.map(run, programs), strict=True))
 
 
@@ -109,6 +114,22 @@ def test_a_step_that_hangs_ends_the_process(watched):
     assert done.stdout == "alive\n"
     assert "no step ended within train.hang_seconds=1" in done.stderr
     assert 'File "<string>", line 3 in <module>' in done.stderr
+
+
+def test_a_step_that_hangs_is_reported_even_if_the_report_hangs(watched):
+    done = watched[REPORTS]
+    assert done.returncode == HUNG
+    assert done.stdout == "no step ended within train.hang_seconds=1\n"
+
+
+def test_a_hung_step_is_an_event(tmp_path, corpus_folder, monkeypatch):
+    built = experiment.build(small_config(hang_seconds=60), tmp_path / "run", data_root=corpus_folder)
+    monkeypatch.setattr(guards.os, "_exit", mock.Mock())
+    with contextlib.closing(built), contextlib.closing(Training(built)) as training:
+        training.watchdog._end()
+    (event,) = read_records(tmp_path / "run" / "events.jsonl")
+    assert (event["step"], event["kind"]) == (0, "failed")
+    assert event["message"] == "no step ended within train.hang_seconds=60"
 
 
 def test_no_alarm_while_paused(watched):

@@ -6,7 +6,7 @@ import fcntl
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from tformer_jax.base.paths import is_remote, resolved
 
 HUNG = 3
 """Exit status after a hung step."""
+REPORT_SECONDS = 10
+"""Time to record a hung step: the file system may hang, too."""
 
 
 def is_locked(run: Path) -> bool:
@@ -83,10 +85,13 @@ class Watchdog:
 
     A collective that waits for a lost host never returns, so the process ends by `os._exit`. Time in which the whole
     process is stopped, as by Ctrl-Z, does not count.
+
+    Args:
+        report: is called with what happened before the process ends.
     """
 
-    def __init__(self, seconds: int):
-        self._seconds, self._paused, self._beats = seconds, True, 0
+    def __init__(self, seconds: int, report: Callable[[str], None] = lambda problem: None):
+        self._seconds, self._paused, self._beats, self._report = seconds, True, 0, report
         self._shapes: set[tuple[tuple[str, tuple[int, ...]], ...]] = set()
         self._over = threading.Event()
         if seconds:
@@ -125,10 +130,14 @@ class Watchdog:
                 continue
             quiet += interval
             if quiet >= self._seconds:
-                print(
-                    f"error: no step ended within train.hang_seconds={self._seconds}; the same "
-                    "command with --resume continues from the last checkpoint. Stack traces of all threads:",
-                    file=sys.stderr,
-                )
-                faulthandler.dump_traceback(sys.stderr, all_threads=True)
-                os._exit(HUNG)
+                self._end()
+
+    def _end(self) -> None:
+        problem = f"no step ended within train.hang_seconds={self._seconds}"
+        advice = "the same command with --resume continues from the last checkpoint"
+        print(f"error: {problem}; {advice}. Stack traces of all threads:", file=sys.stderr)
+        faulthandler.dump_traceback(sys.stderr, all_threads=True)
+        reporting = threading.Thread(target=self._report, args=(problem,), daemon=True)
+        reporting.start()
+        reporting.join(REPORT_SECONDS)
+        os._exit(HUNG)

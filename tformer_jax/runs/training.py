@@ -133,7 +133,8 @@ class Training:
         self.teacher = _load_teacher(experiment)
         train_step, state, host = start_or_restore(experiment, self.checkpointer, view.say, self.teacher)
         step = int(state.step)
-        self.record, self.watchdog = Record(experiment, view, step), Watchdog(train.hang_seconds)
+        self.record = Record(experiment, view, step)
+        self.watchdog = Watchdog(train.hang_seconds, self._report_hung)
         monitor = StepMonitor(
             SpikeDetector(**host["spikes"]),
             checked=step,
@@ -238,6 +239,9 @@ class Training:
             return False
         scheduled = step % train.checkpoint_every == 0 or (train.permanent_every and step % train.permanent_every == 0)
         return bool(scheduled) or (step % train.log_every == 0 and self.checkpointer.overdue(step))
+
+    def _report_hung(self, problem: str) -> None:
+        self.record.events.write(self.trainer.step, "failed", problem)
 
     def _call_back(self) -> None:
         step = self.trainer.step
