@@ -329,7 +329,7 @@ def test_score_each_token_of_a_text(runs, capsys):
     assert first["log_probability"] == pytest.approx(sum(first["log_probabilities"]))
     assert second == {"text": "b", "log_probability": 0.0, "tokens": [], "unknown_tokens": 0, "log_probabilities": []}
     score.main(["--run", str(runs["decoder_lm"]), "b"])
-    assert capsys.readouterr().err == "perplexity unknown (tokens: 0, texts: 1)\n"
+    assert capsys.readouterr().err == "perplexity unknown (tokens: 0, texts: 0, texts without a scored token: 1)\n"
     score.main(["--run", str(runs["seq2seq"]), "--per-token", "a\tb"])
     assert json.loads(capsys.readouterr().out)["tokens"] == ["b", "</s>"]
 

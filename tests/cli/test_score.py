@@ -16,6 +16,13 @@ def test_perplexities_beyond_the_largest_number_are_infinite(nats, shown):
     assert str(score.Totals(nats, tokens=2, texts=1)) == f"perplexity {shown} (tokens: 2, texts: 1)"
 
 
+def test_blank_lines_do_not_count_as_texts():
+    totals = score.Totals()
+    for tokens in ([4, 5], [], [6], []):
+        totals.add(Scored(tokens, [-1.0] * len(tokens)), 0)
+    assert str(totals) == "perplexity 2.718 (tokens: 3, texts: 2, texts without a scored token: 2)"
+
+
 def test_unknown_tokens_are_counted():
     totals = score.Totals()
     totals.add(Scored([4, 3, 3, 2], [-1.0, -1.0, -1.0, -1.0]), 2)

@@ -33,6 +33,9 @@ class Totals:
     nats: float = 0.0
     tokens: int = 0
     texts: int = 0
+    """Number of texts with a scored token."""
+    unscored: int = 0
+    """Number of other texts, such as blank lines."""
     unknown: int = 0
     """Number of unknown tokens; the score does not depend on their texts."""
 
@@ -40,15 +43,17 @@ class Totals:
         """Adds one text with its number of unknown tokens."""
         self.nats -= result.total
         self.tokens += len(result.tokens)
-        self.texts += 1
+        self.texts += bool(result.tokens)
+        self.unscored += not result.tokens
         self.unknown += unknown
 
     def __str__(self) -> str:
         mean = self.nats / self.tokens if self.tokens else math.nan
         value = math.inf if mean > math.log(sys.float_info.max) else math.exp(mean)
         perplexity = f"{value:.4g}" if self.tokens else "unknown"
+        unscored = f", texts without a scored token: {self.unscored:,}" if self.unscored else ""
         unknown = f", unknown tokens: {self.unknown:,}, whose texts do not affect scores" if self.unknown else ""
-        return f"perplexity {perplexity} (tokens: {self.tokens:,}, texts: {self.texts:,}{unknown})"
+        return f"perplexity {perplexity} (tokens: {self.tokens:,}, texts: {self.texts:,}{unscored}{unknown})"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
