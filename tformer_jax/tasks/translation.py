@@ -59,14 +59,14 @@ class Translation(TokenPrediction):
                 raise data.error(name, "does not keep the words of data.links in their places: leave it out")
 
     def without_effect(self, cfg: Config) -> Iterator[str]:
-        """Says which language is assumed where the data does not name one."""
+        """Says which language decides where the data does not name one, and the setting has its default."""
         unnamed = cfg.data.source in ("tsv", "jsonl", "parquet") and not cfg.data.multilingual
         users = ["BLEU"] if cfg.eval.bleu_tokenize is None else []
         users += ["Moses' rules"] if {"moses", "punctuation"} & {*cfg.data.normalize} else []
         if unnamed and users and "target_language" not in cfg.data.changed_settings():
             yield (
-                f"data.target_language={cfg.data.target_language!r} is the default and decides for "
-                f"{' and '.join(users)}: change it if the targets are in another language"
+                f"data.target_language={cfg.data.target_language!r} decides for {' and '.join(users)}: "
+                "change it if the targets are in another language"
             )
 
     def evaluators(self, parts: Any) -> Sequence[Any]:
