@@ -55,12 +55,31 @@ def test_losses_at_equal_cost_by_hand(tmp_path):
     actual = {(row.axis, row.at): row for row in compare_runs(*load_all(folders)).losses}
     assert actual["step", 6.0].train == (1.0, 1.0)
     assert actual["step", 3.0].train == (3.0, 2.5)
-    assert actual["step", 1.5].train == (None, None)
+    assert actual["step", 2.0].train == (4.0, 3.0)  # 1.5, rounded
     assert actual["tokens", 800.0].train == (0.0, 2.0)
     assert actual["tokens", 400.0].train == (2.0, 3.0)
     assert actual["seconds", 8.0].train == (0.0, 3.0)
     assert all(row.validation[0] is None for row in actual.values())
     assert [row.axis for row in actual.values()] == ["step"] * 4 + ["tokens"] * 4 + ["seconds"] * 4
+
+
+def test_losses_are_compared_at_the_steps_that_are_shown(tmp_path):
+    """Regression test: the losses at steps 1.25 and 2.5 were shown as those at steps 1 and 2."""
+    folders = [write_run(tmp_path / name, examples=0, tested=False, evaluations=0) for name in "ab"]
+    for folder in folders:
+        with_metrics(folder, records({1: 4.0, 2: 2.0, 5: 1.0}, tokens=1, seconds=1.0))
+    steps = [row.at for row in compare_runs(*load_all(folders)).losses if row.axis == "step"]
+    assert steps == [1, 2, 4, 5]
+    with_metrics(folders[0], records({1: 4.0}, tokens=1, seconds=1.0))
+    steps = [row.at for row in compare_runs(*load_all(folders)).losses if row.axis == "step"]
+    assert steps == [1]
+
+
+def test_a_report_names_runs_that_are_not_evaluated(tmp_path):
+    a, b = load_all([write_run(tmp_path / "a"), write_run(tmp_path / "b")])
+    (a.folder / "outputs" / "test.json").unlink()
+    (a.folder / "outputs" / "validation.json").unlink()
+    assert "Not evaluated yet: a." in as_html(compare_runs(*load_all([a.folder, b.folder])))
 
 
 def test_the_loss_of_smoothed_labels_is_not_compared(tmp_path):

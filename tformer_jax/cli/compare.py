@@ -65,12 +65,8 @@ def comparison_parts(comparison: Comparison, sentences: int) -> list[Table | str
     if comparison.metrics:
         parts.append(_metric_table(comparison))
         parts += [_direction_table(comparison)] if comparison.by_direction else []
-    elif comparison.a.task is not comparison.b.task:
-        parts.append("The models have different tasks.")
-    elif unevaluated := [name for name, loaded in (("A", comparison.a), ("B", comparison.b)) if not loaded.split]:
-        parts.append(f"Not evaluated yet: {', '.join(unevaluated)}.")
     else:
-        parts.append("The runs were not evaluated on the same examples and labels, so their metrics cannot be paired.")
+        parts.append(comparison.why_unpaired("A", "B"))
     if comparison.losses:
         parts.append(_loss_table(comparison))
     parts.append(_setting_table(comparison) if comparison.settings else "All settings are equal.")

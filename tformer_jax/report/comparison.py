@@ -106,6 +106,16 @@ class Comparison:
             return bool(a == b)
         return comparable.target_tokens(self.a.config) == comparable.target_tokens(self.b.config)
 
+    def why_unpaired(self, *names: str) -> str:
+        """Returns a sentence on why the metrics of both runs, called `names`, are not compared; "" if they are."""
+        if self.metrics:
+            return ""
+        if self.a.task is not self.b.task:
+            return "The models have different tasks."
+        if unevaluated := [name for name, run in zip(names, (self.a, self.b), strict=True) if not run.split]:
+            return f"Not evaluated yet: {', '.join(unevaluated)}."
+        return "The runs were not evaluated on the same examples and labels, so their metrics cannot be paired."
+
     @property
     def loss_remark(self) -> str:
         """Why losses are shown without their differences; "" if they have differences."""
@@ -198,13 +208,13 @@ def _changes(a: RunFiles, b: RunFiles, split: str) -> Iterator[Change]:
 
 
 def _losses(a: RunFiles, b: RunFiles) -> Iterator[LossAt]:
-    """Yields the losses, without label smoothing, at parts of the range that both runs cover."""
+    """Yields the losses, without label smoothing, at parts of the range that both runs cover: whole steps and tokens."""
     for axis in ("step", "tokens", "seconds"):
         ends = [run.axis(axis, run.train.steps)[-1:] for run in (a, b)]
         if not all(len(end) and np.isfinite(end).all() for end in ends):
             continue
-        for fraction in FRACTIONS:
-            at = fraction * float(min(ends[0][0], ends[1][0]))
+        parts = (fraction * float(min(ends[0][0], ends[1][0])) for fraction in FRACTIONS)
+        for at in dict.fromkeys(part if axis == "seconds" else float(max(round(part), 1)) for part in parts):
             train = [_value_at(run, run.train, run.nll_column, axis, at) for run in (a, b)]
             held_out = [_value_at(run, run.group("validation"), "loss", axis, at) for run in (a, b)]
             yield LossAt(axis, at, (train[0], train[1]), (held_out[0], held_out[1]))
