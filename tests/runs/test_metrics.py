@@ -13,7 +13,7 @@ import pytest
 from tensorboardX.proto import event_pb2
 
 from tests.runs.conftest import small_config
-from tformer_jax.base.errors import RunError, UserError
+from tformer_jax.base.errors import RunError, UserError, first_line, one_line
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
 from tformer_jax.runs import metrics, run_folder
@@ -210,3 +210,12 @@ def test_a_missing_package_is_reported_before_training(monkeypatch):
     with pytest.raises(UserError, match=r"train.wandb needs wandb: pip install"):
         metrics.check_installed(small_config(wandb="cards"))
     metrics.check_installed(small_config())
+
+
+def test_a_failure_is_recorded_whole(tmp_path):
+    """Regression test: 300 characters of it were recorded, which ended within the advice."""
+    with pytest.raises(RunError), EventLog(tmp_path).failure_recorded(lambda: 3):
+        raise RunError("x" * 500)
+    (event,) = run_folder.read_records(tmp_path / "events.jsonl")
+    assert event["message"] == "x" * 500
+    assert one_line("x" * 500) == first_line("x" * 500) == "x" * 300 + "…"

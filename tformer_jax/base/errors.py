@@ -29,14 +29,15 @@ def noted(note: str) -> Iterator[None]:
         raise
 
 
-def first_line(error: BaseException | str, longest: int = 300) -> str:
-    """Returns the first line of an error's message, up to `longest` characters, or the type of error without one."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:longest]
+def first_line(error: BaseException | str, longest: int | None = 300) -> str:
+    """Returns the first line of an error's message, shortened as by `one_line`, or the type of error without one."""
+    return one_line((str(error).strip().splitlines() or [type(error).__name__])[0], longest)
 
 
 def one_line(error: BaseException | str, longest: int | None = 300) -> str:
-    """Returns an error's message as one line, up to `longest` characters; None: whatever its length."""
-    return " ".join(str(error).split())[:longest]
+    """Returns an error's message as one line, up to `longest` characters and an ellipsis; None: whatever its length."""
+    line = " ".join(str(error).split())
+    return line if longest is None or len(line) <= longest else f"{line[:longest]}…"
 
 
 def list_names(names: Sequence[str], most: int, separator: str = ", ") -> str:

@@ -53,7 +53,7 @@ class EventLog:
         try:
             yield
         except Exception as error:
-            self.write(step(), "failed", first_line(error))
+            self.write(step(), "failed", first_line(error, longest=None))
             raise
 
 
