@@ -81,7 +81,9 @@ def write_reports(folder: Path) -> dict[str, Path]:
             write_run(folder / "translation"),
             write_run(folder / "wider", level=0.15),
             write_run(folder / "labels", family="classifier"),
-            write_run(folder / "text", family="decoder_lm", extra={"grad_norm/decoder/layers_0": 2.0}),
+            write_run(
+                folder / "text", family="decoder_lm", extra={"grad_norm/decoder/layers_0": 2.0, "auxiliary_loss": 0.0}
+            ),
         ],
     }
     directions = ("en-de", "de-en", "en-fr", "fr-en", "de-fr")

@@ -156,6 +156,13 @@ def axes_and_smoothing_are_right(page: Any) -> None:
     until(page, f"at('chart-loss').data.length === {before + 1}")
 
 
+def axes_show_no_negative_values_of_other_metrics(page: Any) -> None:
+    """Regression test: the axis of a metric that is always 0 went from -1 to 1."""
+    below_zero = """() => charts.filter((chart) => drawn.has(chart.key) && !chart.log && !chart.traces.some((trace) =>
+      trace.y.some((value) => value < 0)) && at(`chart-${chart.key}`)._fullLayout.yaxis.range[0] < 0).map(({ key }) => key)"""
+    assert page.evaluate(below_zero) == []
+
+
 def the_theme_switches(page: Any) -> None:
     color = "getComputedStyle(document.body).backgroundColor"
     before = page.evaluate(color)
@@ -291,5 +298,10 @@ def choices_survive_a_reload(page: Any) -> None:
 
 
 WATCHED = (choices_survive_a_reload,)
-QUICK = (every_chart_is_drawn_when_it_is_seen, the_page_fits_its_width, texts_have_contrast)
+QUICK = (
+    every_chart_is_drawn_when_it_is_seen,
+    axes_show_no_negative_values_of_other_metrics,
+    the_page_fits_its_width,
+    texts_have_contrast,
+)
 """Checks of the other reports."""

@@ -69,6 +69,7 @@ def test_a_finished_run(tmp_path):
         "Worst",
         "Random",
         "Best",
+        "time (UTC)",
         "loss 9 is far above",
         "train.label_smoothing",
         "AMD EPYC",

@@ -92,6 +92,10 @@ function logarithmic(chart) {
   return { type: "log", tickvals: [0, 1, 2, 3].map((part) => Number((low + (part / 3) * (high - low)).toPrecision(3))) };
 }
 
+function hasNegative(chart) {
+  return chart.traces.some((trace) => trace.y.some((value) => value < 0));
+}
+
 function layout(chart) {
   const shared = chart.kind === "lines";
   const time = unitOfTime();
@@ -100,7 +104,8 @@ function layout(chart) {
   const title = { text: shared ? titles[view.axis] : chart.unit, font: { size: 12, color: color("muted") }, standoff: 6 };
   const xaxis = { ...axis, title, showgrid: false, showline: true, ticks: "outside", ticklen: 4, tickcolor: color("rule") };
   if (shared) xaxis.range = view.range ?? wholeRange();
-  const yaxis = { ...axis, automargin: true, nticks: 6, exponentformat: "SI", rangemode: chart.zero ? "tozero" : "normal" };
+  const rangemode = chart.zero ? "tozero" : hasNegative(chart) ? "normal" : "nonnegative";
+  const yaxis = { ...axis, automargin: true, nticks: 6, exponentformat: "SI", rangemode };
   if (chart.log || (view.log && LOSSES.includes(chart.key))) Object.assign(yaxis, logarithmic(chart));
   return {
     ...STYLE, xaxis, yaxis, margin: { l: 44, r: 16, t: 8, b: 40 }, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
