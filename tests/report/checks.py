@@ -158,8 +158,9 @@ def axes_and_smoothing_are_right(page: Any) -> None:
 
 def axes_show_no_negative_values_of_other_metrics(page: Any) -> None:
     """Regression test: the axis of a metric that is always 0 went from -1 to 1."""
-    below_zero = """() => charts.filter((chart) => drawn.has(chart.key) && !chart.log && !chart.traces.some((trace) =>
-      trace.y.some((value) => value < 0)) && at(`chart-${chart.key}`)._fullLayout.yaxis.range[0] < 0).map(({ key }) => key)"""
+    below_zero = """() => charts.filter((chart) => drawn.has(chart.key) && !chart.log
+      && !chart.traces.some((trace) => trace.y.some((value) => value < 0))
+      && at(`chart-${chart.key}`)._fullLayout.yaxis.range[0] < 0).map(({ key }) => key)"""
     assert page.evaluate(below_zero) == []
 
 
