@@ -208,7 +208,7 @@ def _changes(a: RunFiles, b: RunFiles, split: str) -> Iterator[Change]:
 
 
 def _losses(a: RunFiles, b: RunFiles) -> Iterator[LossAt]:
-    """Yields the losses, without label smoothing, at parts, in whole steps and tokens, of the range that both runs cover."""
+    """Yields the losses, without label smoothing, at parts of the range that both runs cover; steps are whole."""
     for axis in ("step", "tokens", "seconds"):
         ends = [run.axis(axis, run.train.steps)[-1:] for run in (a, b)]
         if not all(len(end) and np.isfinite(end).all() for end in ends):
