@@ -45,6 +45,7 @@ def test_it_has_languages_scores_data_and_the_command(tmp_path):
         "| Languages | en to de |",
         "| Parameters | 1,200 |",
         "| Data | `cldr_translation`: 1,200 train examples |",
+        "| Training | 40 of 40 steps, 36 k tokens, seed 0 |",
         "| Licence | unknown: ",
         f"| {test['bleu']:.2f} |\n",
         f"BLEU: `{SIGNATURES['bleu']}`",

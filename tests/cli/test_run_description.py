@@ -33,6 +33,8 @@ def test_a_finished_translator(tmp_path):
     assert (actual["split"], actual["languages"], actual["labels"]) == ("test", ("en", "de"), None)
     assert actual["facts"][0] == "710 k parameters"  # 66,048 + 131,712 + 512,000
     assert actual["facts"][-1] == "trained for 40 steps on 36 k tokens"
+    short = describe_run(run(write_run(tmp_path / "short", steps=1, evaluations=1)))
+    assert short["facts"][-1] == "trained for 1 step on 900 tokens"
 
 
 def test_examples_are_those_of_the_run(tmp_path):

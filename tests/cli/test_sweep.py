@@ -306,7 +306,7 @@ def test_a_run_that_fails_does_not_stop_the_others(program, tmp_path, capfd, mon
     monkeypatch.setattr(sweep, "TRAIN", program)
     path = tmp_path / "small.py"
     path.write_text(CONFIG)
-    with pytest.raises(RunError, match="1 of 1 runs failed; the first: .*seed=0: error: .*pairs.tsv"):
+    with pytest.raises(RunError, match="1 of 1 run failed; the first: .*seed=0: error: .*pairs.tsv"):
         folders = ["--output", str(tmp_path / "sweep"), "--data", str(tmp_path)]
         sweep.main(["--config", str(path), *folders, "--sweep", "seed=0"])
     assert "seed=0: failed: error:" in capfd.readouterr().out

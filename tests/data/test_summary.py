@@ -15,7 +15,7 @@ from tformer_jax.data import summary
 from tformer_jax.data.corpora import Corpus, Joined, load_corpus
 from tformer_jax.data.features import feature_converter, tokenize
 from tformer_jax.data.placeholders import NUMBERED
-from tformer_jax.data.summary import language_lines, lines, summarize, summarize_languages
+from tformer_jax.data.summary import SplitSummary, language_lines, lines, summarize, summarize_languages
 from tformer_jax.data.summary_warnings import warnings
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
@@ -296,3 +296,13 @@ def test_quotes_of_csv_are_said(tmp_path):
         assert actual["train"].quoted == quoted
         told = " | ".join(warnings(cfg, corpus, actual))
         assert ("50 % of the examples of train have quoted texts" in told) == bool(quoted)
+
+
+def test_one_is_singular():
+    split = SplitSummary(1, 1, {}, left_out={"blank texts": 1}, compared=1, in_training=1, share_of_training=1.0)
+    split.parts = [{"name": "a", "size": 1, "examples": 1.0, "tokens": 1.0, "epochs": 1.0}]
+    first, part = summary.lines({"validation": split})
+    assert "1 left out (blank texts)" in first
+    assert part.endswith("100 % of the tokens, 1 epoch")
+    told = warnings(CFG, Corpus([pair("a", "b")], [], []), {"validation": split})
+    assert any("1 of 1 example of validation is in the training split" in text for text in told)

@@ -20,7 +20,10 @@ def test_five_steps_are_traced_after_ten(monkeypatch, wanted):
     assert calls == ([(13, "profile"), (18, "stop")] if wanted else [])
 
 
-@pytest.mark.parametrize(("left", "problem"), [(15, None), (14, "an incomplete trace: 14"), (10, "no trace: 10 steps")])
+@pytest.mark.parametrize(
+    ("left", "problem"),
+    [(15, None), (14, "an incomplete trace: 14"), (10, "no trace: 10 steps are"), (1, "no trace: 1 step is")],
+)
 def test_a_trace_that_is_not_complete_is_announced(left, problem):
     said = profiler.Profiler(Path("profile"), first_step=3, wanted=True).shortage(3 + left)
     assert said is None if problem is None else problem in said

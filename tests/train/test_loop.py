@@ -78,4 +78,5 @@ def test_a_run_ends_with_the_batch_of_the_step_that_is_not_finite(monkeypatch):
         trainer.run([], lambda: False)
     assert (ended.value.step, int(ended.value.batch["number"])) == (5, 5)
     assert trainer.step == 7, "two later steps had been started"
+    assert str(NotFinite(1, 5, {})) == "step 5 had a non-finite loss or gradient"
     assert [(step, kind) for step, kind, _ in reports] == [(2, "skipped"), (4, "skipped"), (5, "skipped")]

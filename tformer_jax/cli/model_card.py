@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 import tformer_jax as tj
+from tformer_jax.base.numbers import counted
 from tformer_jax.config.task import task_of
 from tformer_jax.data.tokenizers.huggingface import CHECKPOINT
 from tformer_jax.data.tokenizers.language_tags import tagged_language
@@ -122,7 +123,7 @@ def _languages(run: tj.Run) -> list[str]:
 def _facts(run: tj.Run, loaded: RunFiles, origin: dict[str, Any], license_name: str | None) -> dict[str, str]:
     cfg, model = run.config, run.config.model
     sizes = {name: loaded.corpus.get(f"the number of {name} examples") for name in ("train", "validation", "test")}
-    counted = [f"{size:,} {name}" for name, size in sizes.items() if isinstance(size, int) and size > 0]
+    shown = [f"{size:,} {name}" for name, size in sizes.items() if isinstance(size, int) and size > 0]
     own, languages = own_direction(cfg.data), _languages(run)
     facts = {
         "Languages": f"{own.source} to {own.target}" if own else ", ".join(languages),
@@ -135,7 +136,7 @@ def _facts(run: tj.Run, loaded: RunFiles, origin: dict[str, Any], license_name: 
         "Checkpoint it was imported from": Path(str(origin.get("checkpoint", ""))).name if origin else "",
         "Adapter in it": Path(str(origin.get("adapter", ""))).name,
         "Started from": Path(cfg.train.start_from).name if cfg.train.start_from else "",
-        "Data": f"`{cfg.data.source}`" + (f": {', '.join(counted)} examples" if counted else ""),
+        "Data": f"`{cfg.data.source}`" + (f": {', '.join(shown)} examples" if shown else ""),
         "Training": ", ".join(_training(loaded)),
         "Licence": license_name or "unknown: it depends on the licences of the data and of the initial weights",
     }
@@ -147,7 +148,12 @@ def _facts(run: tj.Run, loaded: RunFiles, origin: dict[str, Any], license_name: 
 def _training(loaded: RunFiles) -> Iterable[str]:
     """Returns steps, tokens and seed, as far as they are recorded."""
     facts = sections.facts(loaded)
-    texts = {"steps": f"{facts['steps']} steps", "tokens": f"{facts['tokens']} tokens", "seed": f"seed {facts['seed']}"}
+    total = counted(loaded.config["train.steps"], "step")
+    texts = {
+        "steps": f"{loaded.step:,} of {total}",
+        "tokens": f"{facts['tokens']} tokens",
+        "seed": f"seed {facts['seed']}",
+    }
     return (text for name, text in texts.items() if facts[name] != sections.ABSENT)
 
 

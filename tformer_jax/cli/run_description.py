@@ -6,6 +6,7 @@ from typing import Any
 import optax
 
 import tformer_jax as tj
+from tformer_jax.base.numbers import counted
 from tformer_jax.config import Config
 from tformer_jax.config.directions import Direction
 from tformer_jax.config.task import task_of
@@ -51,12 +52,13 @@ def facts(cfg: Config, loaded: RunFiles, step: int | None = None) -> list[str]:
     """Returns the size of the model and of its training, up to `step` or its end, each as a few words."""
     run_facts, model = sections.facts(loaded), cfg.model
     layers = " + ".join(map(str, model.depths))
+    trained = f"trained for {counted(loaded.step, 'step')} on {run_facts['tokens']} tokens"
     all_facts = [
         f"{run_facts['parameters']} parameters",
         f"{layers} layer{'' if layers == '1' else 's'}",
         f"width {model.dim}",
         f"{model.num_heads} head{'' if model.num_heads == 1 else 's'}",
-        f"trained for {loaded.step:,} steps on {run_facts['tokens']} tokens" if step is None else f"step {step:,}",
+        trained if step is None else f"step {step:,}",
     ]
     return [fact for fact in all_facts if sections.ABSENT not in fact]
 

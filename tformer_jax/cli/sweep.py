@@ -19,6 +19,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from tformer_jax.base.errors import RunError, UserError
+from tformer_jax.base.numbers import counted
 from tformer_jax.base.paths import resolved
 from tformer_jax.cli.children import Children
 from tformer_jax.cli.common import DATA_VARIABLE, add_data, add_number, add_path, check_writable, new_parser
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         facts = {"name": name, "command": provenance.command(), "metric": metric, "chosen": options.choose}
         print_results(options, facts | sweeps.make_record(results, metric, only=best) | {"failed": failed})
     if failed:
-        raise RunError(f"{len(failed)} of {len(combinations)} runs failed; the first: {failed[0]}")
+        raise RunError(f"{len(failed)} of {counted(len(combinations), 'run')} failed; the first: {failed[0]}")
 
 
 def sweep_name(config: str, overrides: Sequence[str], combinations: Sequence[Combination]) -> str:
@@ -345,7 +346,7 @@ def result_table(record: Mapping[str, Any], names: Sequence[str]) -> Table:
     groups, metric = record["groups"], record["metric"]
     best = min(groups, key=lambda group: sweeps.badness(group["mean"].get(metric), metric))
     count = len(record["runs"])
-    title = f"{count} run{'s' * (count != 1)}; ± half of the 95 % interval of the mean; bold: best {metric}"
+    title = f"{counted(count, 'run')}; ± half of the 95 % interval of the mean; bold: best {metric}"
     seconds = record["equal_seconds"]
     timed = [f"validation {metric}\nafter {seconds:,.0f} s"] if seconds else []
     headings = ("settings", "seeds", "parameters", "tokens/s", *names, *timed)

@@ -116,7 +116,7 @@ def _extend(options: argparse.Namespace, run: "Run") -> tuple["Sides", dict[str,
         raise UserError(f"nothing to add: {run.path} has these tokens, or splits texts within them")
     for side in ["target"] if shared else vocabulary.SIDES:
         words, others = len(pieces[side]), "symbols, tags and the pieces that words are merged from"
-        print(f"{side}: {added[side]:,} new tokens: {words:,} words, {others}")
+        print(f"{side}: {counted(added[side], 'new token')}: {counted(words, 'word')}, {others}")
     return sides, {"added": added}
 
 

@@ -320,16 +320,16 @@ def lines(summaries: Mapping[str, SplitSummary]) -> Iterator[str]:
         if summary.unmatched_placeholders:
             singular, plural = "placeholder of a target is", "placeholders of targets are"
             parts.append(f"{counted(summary.unmatched_placeholders, singular, plural)} not in their source")
-        parts += [f"left out: {count:,} {reason}" for reason, count in summary.left_out.items()]
+        parts += [f"{count:,} left out ({reason})" for reason, count in summary.left_out.items()]
         yield "  ".join(parts)
         if summary.transforms:
             changed = (f"{name} {two_digits(100 * share)} % of the examples" for name, share in summary.transforms)
             yield f"  transforms: {', '.join(changed)}"
         for part in summary.parts:
-            size = counted(part["size"], "example")
+            size, epochs = counted(part["size"], "example"), two_digits(part["epochs"])
             yield (
                 f"  {part['name']}: {size}, {two_digits(100 * part['examples'])} % of those drawn, "
-                f"{two_digits(100 * part['tokens'])} % of the tokens, {two_digits(part['epochs'])} epochs"
+                f"{two_digits(100 * part['tokens'])} % of the tokens, {epochs} epoch{'' if epochs == '1' else 's'}"
             )
         if summary.stages:
             from tformer_jax.config.stages import step_range

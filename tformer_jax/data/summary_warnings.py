@@ -96,14 +96,18 @@ def _repeated(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
     among = f" ({two_digits(100 * least)} % of it was compared)" if least < 1 else ""
     if _share(summary.in_training, summary.compared) >= least:
         yield (
-            f"{summary.in_training:,} of {summary.compared:,} examples of {split} are in the training split{among}, "
+            f"{summary.in_training:,} of {_of_split(summary, 'example', split)} in the training split{among}, "
             "too: their scores say nothing about new texts; remove them from one of the two"
         )
     if _share(summary.known_sources, summary.compared) >= least:
         yield (
-            f"{summary.known_sources:,} of {summary.compared:,} sources of {split} are in the training split{among} "
+            f"{summary.known_sources:,} of {_of_split(summary, 'source', split)} in the training split{among} "
             "with another target: their scores say little about new texts; remove them from one of the two"
         )
+
+
+def _of_split(summary: SplitSummary, noun: str, split: str) -> str:
+    return counted(summary.compared, f"{noun} of {split} is", f"{noun}s of {split} are")
 
 
 def _filter_hint(cfg: Config, name: str, value: str = "True", dropped: str = "training examples") -> str:

@@ -150,7 +150,7 @@ class OutputCounts:
         if self.lacking_context:
             less = f"with fewer than decode.context={cfg.decode.context} sentences before them, since more do not fit"
             less += " or have unknown tokens"
-            yield f"{self.lacking_context:,} of {self.sentences:,} sentences were read {less}"
+            yield f"{self.lacking_context:,} of {counted(self.sentences, 'sentence was', 'sentences were')} read {less}"
 
     def _of_all(self, count: int, what: str) -> Iterator[str]:
         if count:

@@ -5,6 +5,8 @@ from typing import Any
 
 import jax
 
+from tformer_jax.base.numbers import counted
+
 SKIPPED, TRACED = 10, 5
 """Number of steps before the trace, during which most shapes compile, and number of traced steps."""
 NEEDED = SKIPPED + TRACED
@@ -24,7 +26,8 @@ class Profiler:
         if not self._wanted or left >= NEEDED:
             return None
         trace = "an incomplete trace" if left > SKIPPED else "no trace"
-        return f"--profile writes {trace}: {left} steps are left, and it needs {NEEDED}; increase train.steps"
+        steps = counted(left, "step is", "steps are")
+        return f"--profile writes {trace}: {steps} left, and it needs {NEEDED}; increase train.steps"
 
     def after_step(self, step: int, state: Any) -> None:
         """Starts the trace after step `first_step + SKIPPED`, and stops it `TRACED` steps later."""

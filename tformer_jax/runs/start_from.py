@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from tformer_jax import axes, config
 from tformer_jax.base.errors import UserError, list_names
+from tformer_jax.base.numbers import counted
 from tformer_jax.base.paths import as_path, resolved
 from tformer_jax.config import ModelConfig, TrainConfig, flat
 from tformer_jax.data.tokenizers import Tokenizers, same_tokens
@@ -58,7 +59,7 @@ class Report:
         return [*(text.partition(" ")[0] for text in self.other_shape), *self.missing, *partly]
 
     def __str__(self) -> str:
-        parts = [f"{len(self.loaded)} parameters loaded"]
+        parts = [f"{counted(len(self.loaded), 'parameter')} loaded"]
         for title, names in (
             ("loaded by row", self.rows),
             ("of another shape, newly initialized", self.other_shape),

@@ -340,7 +340,7 @@ class Training:
         experiment, kind, step = self.experiment, self.cfg.train.weights, self.trainer.step
         reason = ""
         if (best := self.evaluations.best).exhausted:
-            reason = f"{self.cfg.train.metric} has not improved in {best.evaluations_since} evaluations"
+            reason = f"{self.cfg.train.metric} has not improved in {counted(best.evaluations_since, 'evaluation')}"
             self.record.view.say(f"Stopped at step {step}: {reason}")
         params, steps = weights.final_params(self.cfg, self.trainer.state, self.checkpointer)
         if shortage := weights.shortage(self.cfg.train, steps):

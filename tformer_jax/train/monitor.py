@@ -18,7 +18,8 @@ class NotFinite(Exception):
     """Successive steps up to `step`, `steps` of them, had a non-finite loss or gradient; `batch` is the last one's."""
 
     def __init__(self, steps: int, step: int, batch: Batch):
-        super().__init__(f"{steps} consecutive steps up to step {step} had a non-finite loss or gradient")
+        what = f"step {step}" if steps == 1 else f"{steps} consecutive steps up to step {step}"
+        super().__init__(f"{what} had a non-finite loss or gradient")
         self.steps, self.step, self.batch = steps, step, batch
 
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tformer_jax.base.numbers import counted
 from tformer_jax.config import Config
 from tformer_jax.data.corpora import Corpus, load_corpus
 from tformer_jax.data.corpora.corpus import Endless
@@ -38,7 +39,7 @@ def data_cases(cfg: Config, options: argparse.Namespace) -> list[dict[str, Any]]
             case = dataclasses.replace(cfg, data=dataclasses.replace(data, workers=workers))
             result = measure_pipeline(case, load_corpus(case, options.data), tokenizers, options.seconds)
             speed, padding = result["tokens_per_second"], result["padding_percent"]
-            print(f"{source}, {workers} workers: {speed:,.0f} tokens/s, {padding:.2f} % padding", flush=True)
+            print(f"{source}, {counted(workers, 'worker')}: {speed:,.0f} tokens/s, {padding:.2f} % padding", flush=True)
             cases.append({"source": source, "workers": workers, "batching": cfg.data.batching, **result})
     return cases
 

@@ -176,7 +176,7 @@ def memory_problems(estimate: Placement, memory: int | None) -> Iterable[str]:
 
 def mesh_table(sizes: dict[str, int], devices: int) -> Table:
     """Returns a table of the axes of the mesh, and what they split."""
-    title = f"mesh of {math.prod(sizes.values())} of {devices} devices"
+    title = f"mesh of {math.prod(sizes.values())} of {counted(devices, 'device')}"
     split = {axis: ", ".join(name for name, where in rules.RULES.items() if axis in where) for axis in sizes}
     rows = [(axis, str(size), split[axis]) for axis, size in sizes.items()]
     table = make_table(("axis", "size", "splits"), rows, title=title)
