@@ -63,8 +63,10 @@ def plot_history(history: Mapping[str, np.ndarray], names: Sequence[str] = ()) -
             if (finite := np.isfinite(values)).any():
                 marker = "." if finite.sum() < 30 else ""
                 panel.plot(history["step"][finite], values[finite], label=label, marker=marker)
-        panel.set_title(" in ".join(filter(None, TITLES.get(name, (name, "")))), fontsize=10)
+        title, unit = TITLES.get(name, (name, ""))
+        panel.set_title(f"{title} ({unit})" if unit else title, fontsize=10)
         panel.set_xlabel("step")
         panel.set_yscale("log" if name in LOGARITHMIC else "linear")
-        panel.legend(fontsize=8)
+        if panel.lines:
+            panel.legend(fontsize=8)
     return Plot(figure)
