@@ -178,12 +178,22 @@ def words_show_their_sources(page: Any, translates: bool) -> None:
     if not translates:
         return
     type_and_start(page, "ab c d")
+    page.get_by_label("Text to").fill("the next text")
     ended(page, "Done.")
     assert page.locator(".sources").text_content() == "ab c d "
     assert page.locator(".aligned").count() == 0
     for token, word in ((0, "d"), (2, "c"), (5, "ab")):  # of "d c ba"
         page.get_by_role("option").nth(token).hover()
         assert page.locator(".aligned").all_text_contents() == [word]
+
+
+def some_texts_run_from_right_to_left(page: Any, translates: bool) -> None:
+    type_and_start(page, "\u05d0\u05d1\u05d2")  # Hebrew letters
+    ended(page, "Done.")
+    assert page.locator("#outputs p").evaluate("(line) => getComputedStyle(line).direction") == "rtl"
+    page.get_by_role("option").first.focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.locator("caption").text_content().startswith("Token 2 of 6")
 
 
 def classes_have_probabilities(page: Any, translates: bool) -> None:
@@ -280,6 +290,7 @@ CHECKS: tuple[Check, ...] = (
     several_outputs_appear,
     tokens_show_their_alternatives,
     words_show_their_sources,
+    some_texts_run_from_right_to_left,
     stop_stops,
     a_refusal_is_shown,
     a_cut_output_says_so,

@@ -13,6 +13,7 @@ const percent = (p) => (p > 0 && p < 0.0005 ? "< 0.1 %" : `${(100 * p).toFixed(1
 const visible = (text) => text.replaceAll(" ", "▁").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";
 let info = null;
 let running = null;
+let given = "";
 let outputs = [];
 let turns = [];
 
@@ -73,7 +74,7 @@ function metric({ title, value, signature }) {
 }
 
 function chip(example) {
-  const button = make("button", { type: "button", textContent: example.text.trim(), title: example.text });
+  const button = make("button", { type: "button", textContent: example.text.trim(), title: example.text, dir: "auto" });
   button.addEventListener("click", () => {
     at("text").value = example.text;
     for (const field of Object.keys(languages())) at(field).value = example[field] ?? at(field).value;
@@ -96,7 +97,7 @@ async function generate() {
   at("outputs").replaceChildren();
   at("result").hidden = at("reference").hidden = at("legend").hidden = true;
   if (info === null) await learn();
-  const text = at("text").value;
+  const text = given = at("text").value;
   at("outputs").ariaBusy = "true";
   if (info.family === "classifier") await classify(text);
   else await read(await request(...asked(text)));
@@ -160,7 +161,7 @@ function byToken(content) {
 /** Adds a message and the first answer to the conversation, which the next message continues. */
 function keepTurns(text) {
   turns.push({ role: "user", content: text }, { role: "assistant", content: outputs[0].text });
-  at("turns").replaceChildren(...turns.map(({ role, content }) => make("li", { className: role, textContent: content })));
+  at("turns").replaceChildren(...turns.map(({ role, content }) => make("li", { className: role, textContent: content, dir: "auto" })));
   at("turns").hidden = at("anew").hidden = false;
   at("text").value = "";
 }
@@ -174,7 +175,7 @@ function beginAnew() {
 
 function outputAt(place) {
   while (outputs.length <= place) {
-    const output = { text: "", line: make("p"), notes: make("div", { className: "notes" }) };
+    const output = { text: "", line: make("p", { dir: "auto" }), notes: make("div", { className: "notes" }) };
     for (const name of ["score", "cut"]) output[name] = make("small", { className: "muted" });
     output.notes.append(output.score, output.cut);
     output.item = make("li", {}, output.line, output.notes);
@@ -216,8 +217,8 @@ function showTokens(output, { tokens, token_logprobs: scores, top_logprobs: top 
 /** Shows the source below an output, and marks its words that are aligned with the word under the pointer. */
 function showSources(output, alignment) {
   const links = alignment.split(" ").map((link) => link.split("-").map(Number));
-  const words = at("text").value.split(/\s+/).filter(Boolean).map((textContent) => make("span", { textContent }));
-  output.item.append(make("div", { className: "muted sources" }, ...words.flatMap((word) => [word, " "])));
+  const words = given.split(/\s+/).filter(Boolean).map((textContent) => make("span", { textContent }));
+  output.item.append(make("div", { className: "muted sources", dir: "auto" }, ...words.flatMap((word) => [word, " "])));
   for (const { node, before, token } of output.steps ?? []) {
     const place = (before + token).trim().split(/\s+/).length - 1;
     const mark = () => {
@@ -232,7 +233,8 @@ const level = (p) => (p >= 0.9 ? "p0" : p >= 0.5 ? "p1" : p >= 0.1 ? "p2" : "p3"
 
 function move(event, output) {
   const last = output.steps.length - 1;
-  const places = { ArrowLeft: output.place - 1, ArrowRight: output.place + 1, Home: 0, End: last };
+  const right = getComputedStyle(output.line).direction === "rtl" ? -1 : 1;
+  const places = { ArrowLeft: output.place - right, ArrowRight: output.place + right, Home: 0, End: last };
   if (!(event.key in places)) return;
   event.preventDefault();
   output.steps[Math.min(Math.max(places[event.key], 0), last)].node.focus();
@@ -288,7 +290,7 @@ function showReference(text) {
   const example = info.examples?.find(isShown);
   if (!example) return;
   const heading = make("span", { className: "muted small", textContent: `Reference of the ${info.split} split` });
-  at("reference").replaceChildren(heading, example.reference);
+  at("reference").replaceChildren(heading, make("bdi", { textContent: example.reference }));
   at("reference").hidden = false;
 }
 
