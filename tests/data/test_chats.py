@@ -154,7 +154,8 @@ def test_long_conversations_are_counted(policy, checkpoint, tmp_path, caplog):
     summaries = summarize(cfg, corpus, tokenizers)
     assert "2 too long  1 without an answer in their row" in next(iter(lines(summaries)))
     (told,) = (text for text in warnings(cfg, corpus, summaries) if "too long for their row" in text)
-    assert ("dropped" in told) is (policy == "drop") and told.endswith("increase data.window")
+    advice = ", or set data.long_pairs='truncate'" if policy == "drop" else ""
+    assert ("dropped" in told) is (policy == "drop") and told.endswith(f"increase data.window{advice}")
     evaluated = list(evaluation_batches(cfg, corpus.validation, tokenizers))
     answers = [
         sum(encode_chat(tokenizers.target, Chat.from_json(each["messages"])).answers[:121]) for each in corpus.train

@@ -1,5 +1,6 @@
 """What is checked when a run is built: other processes in its folder, the run that it starts from, and its data."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -21,7 +22,7 @@ from tformer_jax.data.tokenizers.simple import ByteTokenizer
 from tformer_jax.data.tokenizers.standalone import character_tokenizer
 from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.parallel.multihost import ProcessGroup
-from tformer_jax.runs import experiment, initial_state, run_folder, start_from
+from tformer_jax.runs import announcement, experiment, initial_state, run_folder, start_from
 from tformer_jax.runs.start_from import Report, check_tokenizers
 from tformer_jax.tasks.translation import TRANSLATION
 
@@ -41,6 +42,18 @@ def test_a_run_that_another_process_creates_meanwhile_is_kept(corpus_folder, tmp
     with pytest.raises(UserError, match="another process has created or removed .*run since this one started: start"):
         experiment.build(small_config(), folder, data_root=corpus_folder, resume=resume)
     assert [run_folder.run_id(folder)] == ids
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_dropped_pairs_are_told_once(corpus_folder, tmp_path, capfd, workers):
+    """Regression test: the loader warned of what the summary says, in each of its processes."""
+    cfg = small_config(bucket_lengths=(6,))
+    cfg = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, workers=workers))
+    with contextlib.closing(experiment.build(cfg, tmp_path / "run", data_root=corpus_folder)) as built:
+        for _ in range(20):
+            next(built.batches)
+        told = " ".join([*announcement.data_lines(built), *capfd.readouterr()])
+    assert (told.count("too long for their row and dropped"), told.count("dropping pairs")) == (1, 0)
 
 
 @pytest.mark.parametrize("name", [".", ".."])

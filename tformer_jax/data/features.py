@@ -1,9 +1,11 @@
 """Tokenizes examples and builds model inputs from their token ids."""
 
+import contextlib
+import contextvars
 import dataclasses
 import logging
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -19,6 +21,19 @@ from tformer_jax.special_tokens import DEFAULT_SPECIAL_TOKENS, EOS, IGNORED, Spe
 if TYPE_CHECKING:
     from tformer_jax.data.tags import Tags
     from tformer_jax.data.transforms.base import Transforms
+
+
+_REPORTED = contextvars.ContextVar("_REPORTED", default=False)
+
+
+@contextlib.contextmanager
+def long_texts_reported(reported: bool) -> Iterator[None]:
+    """Context in which a new `FeatureConverter` says nothing about long texts if they are `reported` already."""
+    token = _REPORTED.set(reported)
+    try:
+        yield
+    finally:
+        _REPORTED.reset(token)
 
 
 class IdReader(Protocol):
@@ -136,7 +151,8 @@ class FeatureConverter:
     """Tags of examples with directions."""
     adapt: Callable[[Block], Block] | None = None
     """Turns the result into the inputs and labels of a task (`Task.features`)."""
-    reported: bool = dataclasses.field(default=False, init=False)
+    reported: bool = dataclasses.field(default_factory=_REPORTED.get, init=False)
+    """Whether no warning about long texts is due."""
 
     def __call__(self, ids: Block) -> Block:
         """Returns {"source", "target_in", "target_out"} for translation pairs, {"tokens", "label"} for labeled texts

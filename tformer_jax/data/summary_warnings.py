@@ -50,7 +50,7 @@ def _share(count: int, total: int) -> float:
 def _long(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
     share = _share(summary.long, summary.read)
     chats = "messages" in summary.sides
-    if not summary.long or (split == "train" and share < 1 and not chats):
+    if not summary.long:
         return
     beyond = sum(side.tokens_beyond for side in summary.sides.values())
     if split != "train":
@@ -61,7 +61,8 @@ def _long(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
     drops = cfg.data.long_pairs == "drop" and (chats or "target" in summary.sides)
     what = "dropped" if drops else f"truncated, by {counted(beyond, 'token')}"
     examples = f"{two_digits(share)} % of the training examples"
-    yield f"{examples} are too long for their row and {what}; increase {_row_setting(cfg)}"
+    remedy = ", or set data.long_pairs='truncate'" if drops else ""
+    yield f"{examples} are too long for their row and {what}; increase {_row_setting(cfg)}{remedy}"
 
 
 def _never_fits(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:

@@ -23,6 +23,7 @@ from tformer_jax.config import Config
 from tformer_jax.config.metrics import group_of_metric
 from tformer_jax.config.task import task_of
 from tformer_jax.data.corpora import Corpus, load_corpus
+from tformer_jax.data.features import long_texts_reported
 from tformer_jax.data.pipeline import check_predictable, train_batches, without_refused
 from tformer_jax.data.prefetch import Prefetched
 from tformer_jax.data.rows import Shards
@@ -151,6 +152,9 @@ def assemble(
 
         check_metric(cfg, corpus)
     shards = Shards(data_parallelism(mesh), own_shards(mesh))
+    summary = summarize(cfg, corpus, tokenizers) if group.first else {}
+    with long_texts_reported("train" in summary and summary["train"].long > 0):
+        batches = train_batches(cfg, corpus, tokenizers, shards=shards)
     return Experiment(
         cfg=cfg,
         folder=folder,
@@ -158,12 +162,12 @@ def assemble(
         corpus=corpus,
         tokenizers=tokenizers,
         model=registry.build(cfg.model, train=True),
-        batches=train_batches(cfg, corpus, tokenizers, shards=shards),
+        batches=batches,
         shards=shards,
         lock=None,
         group=group,
         start_from=as_path(cfg.train.start_from) if cfg.train.start_from else None,
-        summary=summarize(cfg, corpus, tokenizers) if group.first else {},
+        summary=summary,
         finished=finished,
     )
 
