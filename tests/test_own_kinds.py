@@ -1,8 +1,11 @@
 """Kinds that are not part of the package: `tests/outside` has one file each, the first of which the README shows."""
 
 import dataclasses
+import importlib
 import json
+import re
 import sys
+import types
 from pathlib import Path
 
 import jax
@@ -19,6 +22,7 @@ from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, kind
 from tformer_jax.config.metrics import lower_is_better
 from tformer_jax.config.task import Task
 from tformer_jax.data.transforms.texts import TextTransform
+from tformer_jax.tasks.token_prediction import TokenPrediction
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = ROOT / "tests" / "outside"
@@ -158,11 +162,39 @@ def test_a_module_that_cannot_be_imported(text, sentence, tmp_path, monkeypatch)
     assert "\n" not in str(caught.value)
 
 
-def test_a_name_that_stands_for_no_object(monkeypatch):
-    for entry in ("no_such_module:Thing", "json:Nope"):
-        monkeypatch.setitem(kinds.NORMS, "own", entry)
-        with pytest.raises(UserError, match=f"'{entry}', registered as 'own', cannot be imported: "):
-            tiny("decoder_lm", norm="own")
+@pytest.mark.parametrize("entry", ["no_such_module:Thing", "json:Nope"])
+def test_a_name_that_stands_for_no_object(entry, monkeypatch):
+    monkeypatch.setitem(kinds.NORMS, "own", entry)
+    with pytest.raises(UserError, match=f"'{entry}', registered as 'own', cannot be imported: "):
+        tiny("decoder_lm", norm="own")
+
+
+@pytest.mark.usefixtures("outside")
+def test_a_name_stands_for_one_kind():
+    """Regression test: a second class of a name replaced the first, even one of the package, in silence."""
+    kinds.import_modules(["scale_norm", "tagging"])
+    where = re.escape(str(OUTSIDE / "scale_norm.py:ScaleNorm"))
+    with pytest.raises(UserError, match=f"'scalenorm' is registered already, as {where}: register yours under another"):
+        kinds.NORMS["scalenorm"] = type("Other", (kinds.NORMS["scalenorm"],), {})
+    with pytest.raises(UserError, match=r"'layernorm' is registered already, as .*norms.py:LayerNorm: register yours"):
+        kinds.NORMS["layernorm"] = kinds.NORMS["scalenorm"]
+    with pytest.raises(UserError, match="'tagging' is registered already"):
+        kinds.TASKS["tagging"] = type("Other", (Task,), {})()
+
+
+@pytest.mark.usefixtures("outside")
+def test_the_same_kind_is_registered_again(monkeypatch):
+    """A reloaded module, a cell that runs again, and a script that its own `imports` import again."""
+    kinds.import_modules(["scale_norm", "tagging"])
+    norm, task = kinds.NORMS["scalenorm"], kinds.TASKS["tagging"]
+    for module in ("scale_norm", "tagging"):
+        importlib.reload(sys.modules[module])
+    assert kinds.NORMS["scalenorm"] is not norm and kinds.TASKS["tagging"] is not task
+    script = types.ModuleType("__main__")
+    script.__file__ = sys.modules["scale_norm"].__file__
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    kinds.NORMS["scalenorm"] = type("ScaleNorm", (norm,), {"__module__": "__main__"})
+    kinds.NORMS["scalenorm"] = "scale_norm:ScaleNorm"
 
 
 def test_a_setting_of_a_transform_has_a_meaning(monkeypatch):
@@ -299,10 +331,26 @@ def test_a_task_of_other_code_is_trained_and_used(tmp_path, capsys):
         (type("Own", (Task,), {"family": "masked_lm"}), "task='own': is registered as <class .*: register an instance"),
         (type("Own", (Task,), {"metrics": ("loss",)})(), "task='own': Own has no family: set it in the class"),
         (type("Own", (Task,), {"family": "masked_lm"})(), "task='own': Own has no metrics: set it in the class"),
+        (
+            type("Own", (Task,), {"family": "masked_lm", "metrics": ("loss",)})(),
+            r"task='own': Own has no method evaluators\(parts\): write it, or derive the class from TokenPrediction",
+        ),
+        (
+            type("Own", (TokenPrediction,), {"family": "masked_lm", "keys": "text"})(),
+            r"task='own': Own has keys = 'text': write a tuple, such as keys = \('text',\)",
+        ),
+        (
+            type("Own", (TokenPrediction,), {"family": "masked_lm", "metrics": "loss"})(),
+            r"task='own': Own has metrics = 'loss': write a tuple, such as metrics = \('loss',\)",
+        ),
+        (
+            type("Own", (TokenPrediction,), {"family": "masked_lm", "keys": ["source", "target"]})(),
+            r"Own has keys = \['source', 'target'\]: write a tuple, such as keys = \('source', 'target'\)",
+        ),
     ],
 )
 def test_a_task_that_lacks_something(monkeypatch, task, problem):
-    """Regression test: errors of Python ended the check of the config."""
+    """Regression test: errors of Python ended the check of the config, or training; a text was accepted as a tuple."""
     monkeypatch.setitem(kinds.TASKS, "own", task)
     with pytest.raises(UserError, match=problem):
         Config(task="own", model=ModelConfig(family="masked_lm"))

@@ -25,6 +25,29 @@ Declared = TypeVar("Declared", bound=Callable[..., Any])
 class Kinds(dict[str, Any]):
     """Kinds by name."""
 
+    def __setitem__(self, name: str, kind: Any) -> None:
+        """Registers a kind; the same class or function may be defined again, as in a notebook's cell.
+
+        Raises:
+            UserError: the name stands for another kind.
+        """
+        if name in self and _definition(self[name]) != _definition(kind):
+            before = ":".join(_definition(self[name]))
+            raise UserError(f"kind {name!r} is registered already, as {before}: register yours under another name")
+        super().__setitem__(name, kind)
+
+
+def _definition(kind: Any) -> tuple[str, str]:
+    """Returns where a kind is defined: the file, or the module if it has none, and the name in it."""
+    if isinstance(kind, str):
+        module, _, name = kind.partition(":")
+    else:
+        while isinstance(kind, functools.partial):
+            kind = kind.func
+        named = kind if hasattr(kind, "__qualname__") else type(kind)
+        module, name = named.__module__, named.__qualname__
+    return getattr(sys.modules.get(module), "__file__", None) or module, name
+
 
 class Limit(NamedTuple):
     """Values of a setting that a kind supports; a config with others is rejected."""

@@ -1,6 +1,6 @@
 """What a task states of itself; the tasks are in `tasks/`, and `kinds.TASKS` names them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from tformer_jax.config import kinds
@@ -192,14 +192,30 @@ def find_task(name: str | None, family: str, objective: str | None) -> Task:
     raise ConfigError(f"data.objective={objective!r}: must be one of {allowed} for model.family={family!r}")
 
 
+TUPLES = ("objectives", "keys", "batchings", "metrics", "verbs", "label_settings")
+"""Attributes of a task that are tuples of texts."""
+
+
 def _check_registered(name: str, task: Any) -> None:
-    """Raises `ConfigError` if a task of other code is no `Task`, or does not state its family and metrics."""
+    """Raises `ConfigError` if a task of other code is no `Task`, or lacks an attribute, or has one of another type."""
     if not isinstance(task, Task):
         made = f"register an instance, as in kinds.TASKS[{name!r}] = OwnTask(), of a class derived from Task"
         raise ConfigError(f"task={name!r}: is registered as {task!r}: {made}")
     for attribute in ("family", "metrics"):
         if not hasattr(task, attribute):
             raise ConfigError(f"task={name!r}: {type(task).__name__} has no {attribute}: set it in the class")
+    for attribute in TUPLES:
+        value = getattr(task, attribute)
+        if not isinstance(value, tuple):
+            instead = f"write a tuple, such as {attribute} = {_as_tuple(value)}"
+            raise ConfigError(f"task={name!r}: {type(task).__name__} has {attribute} = {value!r}: {instead}")
+    if type(task).evaluators is Task.evaluators:
+        instead = "write it, or derive the class from TokenPrediction"
+        raise ConfigError(f"task={name!r}: {type(task).__name__} has no method evaluators(parts): {instead}")
+
+
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
 
 
 def task_of(cfg: Config) -> Task:
