@@ -29,6 +29,20 @@ def test_learned_positions_suffice_for_the_longest_inputs(family):
     assert last.finish == "stop" or last.tokens == min(GREEDY.max_new_tokens, room)
 
 
+PAIRS = DecodeConfig(strategy="beam", beams=16, max_new_tokens=2)  # all outputs of a token are searched
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", rest_slow([(PAIRS, {"beams": LONG + 1}), (GREEDY, {"lookup_tokens": LONG})], 1))
+def test_a_step_reads_more_tokens_than_there_are_positions(case):
+    """Regression test: learned positions refused so many beams or drafts, although each token has its position."""
+    decode, changes = case
+    served = engine(models("decoder_lm", position="learned"))
+    few, many = (submit(served, "abcabcabc", each) for each in (decode, dataclasses.replace(decode, **changes)))
+    actual = finish(served)
+    assert actual[few, 0][0] == actual[many, 0][0]
+
+
 @pytest.mark.parametrize(
     ("refused", "sentence"),
     [

@@ -111,7 +111,7 @@ class TokenDecoder(Family, nn.Module):
         padding_mask = jnp.ones(tokens.shape, bool) if padding_mask is None else padding_mask
         cache, positions, attended = cache.allocate(padding_mask, ancestry)
         embedding, input_embedding = self.target_embeddings()
-        x = input_embedding(embedding(tokens), positions)
+        x = input_embedding(embedding(tokens), positions if ancestry is None else positions[:, :1])
         x, cache = self.decoder.step(
             x, cache, padding_mask=padding_mask, positions=positions, attended=attended, ancestry=ancestry
         )

@@ -96,13 +96,13 @@ class InputEmbedding(Module):
     ) -> jax.Array:
         """Adds positions and token types to vectors [B, T, D], then applies the norm and dropout: [B, T, D].
 
-        `positions` int [B, T] default to 0, ..., T - 1, `types` int [B, T] to 0.
+        `positions` int [B, T], or [B, 1] for all tokens of a row, default to 0, ..., T - 1, `types` int [B, T] to 0.
         """
         vectors = self.token_dropout(vectors, train=train)
         if self.positions is not None:
             positions = jnp.arange(vectors.shape[1]) if positions is None else positions
             if mesh_axes(axes.EMBED, self.cfg.dim):  # a lookup per row, whose gradient can be reduce-scattered
-                positions = jnp.broadcast_to(positions, vectors.shape[:2])
+                positions = jnp.broadcast_to(positions, (vectors.shape[0], positions.shape[-1]))
             vectors = vectors + broadcast_like(self.positions(positions), vectors)
         if self.cfg.token_types:
             chosen = jnp.zeros((1, 1), jnp.int32) if types is None else types

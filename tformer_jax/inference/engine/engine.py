@@ -42,9 +42,7 @@ MAX_CACHED = 256
 """Maximum size of each cache by decoding settings: of kinds, and of first tokens."""
 SMOOTH_SECONDS = 0.05
 """Step duration in seconds at which streamed text appears smoothly."""
-BEAM_SETTINGS = (
-    *("strategy", "beams", "length_penalty", "length_alpha", "early_stopping", "renormalize", "cache_dtype"),
-)
+BEAM_SETTINGS = "strategy", "beams", "length_penalty", "length_alpha", "early_stopping", "renormalize", "cache_dtype"
 Kind = tuple[DecodeConfig, Constraints]
 """Static settings that a lane is compiled for; requests of greedy decoding and of sampling share a kind."""
 
@@ -323,6 +321,8 @@ class Engine:
         given = {name: getattr(decode, name) for name in names}
         if self._few_shapes and decode.strategy == "beam":
             given["beams"] = power_of_two(decode.beams)
+        if "lookup_tokens" in given:
+            given["lookup_tokens"] = min(decode.lookup_tokens, self._cfg.model.max_length - 1)
         return DecodeConfig(**given, min_new_tokens=min(decode.min_new_tokens, 1)), constraints
 
     def _make_first_tokens(
