@@ -156,8 +156,17 @@ def test_an_adapter_of_another_model_or_of_a_tied_embedding_is_refused(imported,
         hf.load(llama, adapter=tmp_path)
     model = type(imported("gpt2")[2]).from_pretrained(gpt2)
     save_adapter(model, tmp_path / "tied", target_modules=["c_attn"], fan_in_fan_out=True, modules_to_save=["wte"])
-    with pytest.raises(UserError, match=r"changes transformer.wte.weight, which the model also uses as its output"):
+    with pytest.raises(UserError, match=r"changes transformer.wte.weight, but the embedding is also the output"):
         hf.load(gpt2, adapter=tmp_path / "tied")
+
+
+def test_an_adapter_of_a_tied_output_head_is_refused(tmp_path):
+    """Regression test: the message was that the checkpoint lacks the head, so that they do not fit together."""
+    sizes = {**checkpoints.SIZES, "vocab_size": 64, "tie_word_embeddings": True}
+    model = checkpoints.save(tmp_path, "LlamaForCausalLM", sizes)
+    save_adapter(model, tmp_path / "adapter", target_modules=["q_proj", "lm_head"], task_type="CAUSAL_LM")
+    with pytest.raises(UserError, match="changes lm_head.weight, but the embedding is also the output head"):
+        hf.load(tmp_path, adapter=tmp_path / "adapter")
 
 
 DAMAGED = {

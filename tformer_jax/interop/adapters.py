@@ -47,7 +47,7 @@ def merge(base: StoredArrays, folder: Path, tied: Collection[str], architecture:
     has names without the prefix of the architecture.
 
     Args:
-        tied: names of arrays of the base that the model uses twice, which an adapter may not change.
+        tied: names of the embedding and the output head if they are equal, so that an adapter may not change them.
         architecture: of the base, which need not have the heads of classifiers.
 
     Raises:
@@ -79,11 +79,11 @@ def merge(base: StoredArrays, folder: Path, tied: Collection[str], architecture:
     if not modules:
         raise UserError(f"{folder} has no factors of LoRA, such as q_proj.lora_A.weight: name the folder of an adapter")
     present = {name for name in whole if not _is_of_classifier(name, architecture)}
+    if changed := sorted(set(tied) & (merged.keys() | whole.keys())):
+        raise UserError(f"{folder} changes {changed[0]}, but the embedding is also the output head: not supported")
     for place, needed, held in (("adapter", factors, arrays), ("checkpoint", {*merged, *present}, base)):
         if absent := sorted(set(needed) - held.keys()):
             raise UserError(f"{folder}: the {place} has no array {absent[0]}: they do not fit together")
-    if changed := sorted(set(tied) & (merged.keys() | whole.keys())):
-        raise UserError(f"{folder} changes {changed[0]}, which the model also uses as its output head: not supported")
     readers = {name: functools.partial(base.__getitem__, name) for name in base}
     return StoredArrays(readers | merged | whole)
 
