@@ -256,6 +256,14 @@ def test_what_the_metadata_do_not_say_is_what_llama_cpp_does(pre, begins, write,
     assert (encoded.ids[0] == tokens["bos_token_id"]) == begins
 
 
+def test_a_file_with_more_tokens_than_its_model_is_named(write, tmp_path):
+    """Regression test: the message named the folder to which the file was unpacked."""
+    checkpoints.save(tmp_path, "LlamaForCausalLM", SIZES | {"vocab_size": 9})
+    file = write("llama", tmp_path, byte_level_bpe()[1])
+    with pytest.raises(UserError, match=rf"{file}: its tokenizer has \d+ tokens, and its model only 9"):
+        import_hf.main([str(file), "--run", str(tmp_path / "run")])
+
+
 def test_files_without_a_whole_model_are_refused(tmp_path):
     for name, value, message in (
         ("general.type", "adapter", "file.gguf holds .adapter.: name the GGUF file of a whole model"),

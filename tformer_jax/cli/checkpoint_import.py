@@ -69,7 +69,10 @@ def make_run(options: argparse.Namespace) -> None:
     if path.suffix in CONTAINERS and path.is_file():
         with tempfile.TemporaryDirectory() as folder:
             settings["arrays"] = CONTAINERS[path.suffix](path, Path(folder))
-            imported = _read_folder(Path(folder), settings)._replace(files=[path])
+            try:
+                imported = _read_folder(Path(folder), settings)._replace(files=[path])
+            except UserError as error:
+                raise UserError(str(error).replace(folder, str(path))) from error
     elif path.is_file():
         imported = _read_state_dict(path, options, mesh)
     else:
