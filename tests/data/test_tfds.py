@@ -2,6 +2,7 @@
 
 import gzip
 import http.server
+import shutil
 import threading
 import zipfile
 from pathlib import Path
@@ -326,6 +327,15 @@ def test_a_damaged_file_is_named(tmp_path):
     for index in (0, slice(2)):
         with pytest.raises(DataError, match="a file of the dataset is damaged .*: build the dataset again"):
             records[index]
+
+
+@pytest.mark.parametrize("content", [b'{"name": "nested', b"\xff"])
+def test_a_damaged_description_is_named(content, data_dir, tmp_path):
+    """Regression test: an error of protobuf ended the command."""
+    shutil.copytree(data_dir / "nested_pairs", tmp_path / "nested_pairs")
+    (tmp_path / "nested_pairs/1.0.0/dataset_info.json").write_bytes(content)
+    with pytest.raises(DataError, match="'nested_pairs': its dataset_info.json is damaged .*: build the dataset again"):
+        load_corpus(config("nested_pairs", fields=("pair.en", "pair.de"), validation="train[:5]"), tmp_path)
 
 
 def test_a_failed_download_is_named(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
+from google.protobuf.json_format import ParseError
 from tensorflow_datasets.core.download.download_manager import NonMatchingChecksumError
 
 from tformer_jax.base import user_cache
@@ -202,6 +203,11 @@ def find(cfg: Config, root: Path | None) -> Any:
         importlib.import_module(module)
     try:
         return tfds.builder(cfg.data.dataset, data_dir=root, file_format="array_record")
+    except (ParseError, RuntimeError) as error:
+        reason = first_line(error, 300)
+        raise DataError(
+            f"data.dataset={cfg.data.dataset!r}: its dataset_info.json is damaged ({reason}): build the dataset again"
+        ) from error
     except (tfds.core.DatasetNotFoundError, ValueError, AssertionError) as error:
         reason = first_line(error)
         if "does not match the file formats" in reason:
