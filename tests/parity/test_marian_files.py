@@ -92,6 +92,13 @@ def test_the_run_of_a_file_is_that_of_the_checkpoint(model, imported, tmp_path):
             assert ours.encode(text) == theirs.encode(text)
 
 
+@pytest.mark.parametrize(("given", "factor"), [({}, "3.0"), ({"max-length-factor": 1.5}, "1.5")])
+def test_the_length_that_is_not_read_is_named(given, factor, model, tmp_path, capsys):
+    """Regression test: that outputs end later than with Marian-NMT was said in the documentation alone."""
+    import_hf.main([str(model(search=SEARCH | given)), "--run", str(tmp_path / "run")])
+    assert capsys.readouterr().err == f"not applied: max-length-factor={factor}\n"
+
+
 @pytest.mark.parametrize("allowed", [False, True])
 def test_unknown_tokens_are_written_if_they_are_allowed(allowed, model, tmp_path):
     """As by pymarian 1.12.42, which writes nothing else for such a bias with `allow_unk=True`, and never otherwise."""

@@ -21,6 +21,10 @@ from tformer_jax.interop.files import StoredArrays
 
 CONFIG = "special:model.yml"
 """Name of the array with the settings, as bytes of YAML."""
+LENGTH_FACTOR = "max-length-factor", "3"
+"""Name and default of the setting that ends outputs at a multiple of the source's length, which is not read."""
+SEARCH = ("num_beams", "length_penalty", "max_length", "bad_words_ids")
+"""Settings of config.json that generation_config.json has, too."""
 MAX_LENGTH = 512
 """Longest source and target in tokens, as in OPUS-MT's checkpoints of transformers; sinusoids have no maximum."""
 FIELDS = {
@@ -74,7 +78,7 @@ for _place, _module in (("self", "self_attn"), ("context", "encoder_attn")):
 
 
 def unpack(path: Path, folder: Path) -> StoredArrays:
-    """Writes config.json and the tokenizers of a Marian model to `folder`; returns its arrays by Hugging Face's names.
+    """Writes the settings and tokenizers of a Marian model to `folder`; returns its arrays by Hugging Face's names.
 
     A row of zeros is appended to the embedding, for the padding that starts the decoder. The arrays include the tables
     of Marian's positions, which differ from those that transformers computes.
@@ -99,7 +103,11 @@ def unpack(path: Path, folder: Path) -> StoredArrays:
     check(rows == pad and "<pad>" not in vocab, f"its embedding has {rows} rows, but {vocabulary.name} {pad} tokens")
     search = yaml.load(decoder.read_text(encoding="utf-8"), yaml.BaseLoader) if decoder.is_file() else {}
     (folder / "vocab.json").write_text(json.dumps(vocab | {"<pad>": pad}), encoding="utf-8")
-    (folder / "config.json").write_text(json.dumps(_read_config(given, vocab, search)), encoding="utf-8")
+    config = _read_config(given, vocab, search)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    decoding = {name: config[name] for name in SEARCH if name in config}
+    decoding |= {LENGTH_FACTOR[0]: float(search.get(*LENGTH_FACTOR))}
+    (folder / "generation_config.json").write_text(json.dumps(decoding), encoding="utf-8")
     for side in ("source", "target"):
         shutil.copy(_find_file(path.parent, f"{side}.spm"), folder)
     readers: dict[str, Callable[[], np.ndarray]] = {
