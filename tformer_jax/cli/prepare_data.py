@@ -23,7 +23,7 @@ from tformer_jax.config import Config
 from tformer_jax.config.fields import flag
 from tformer_jax.data.corpora import DataError, load_corpus
 from tformer_jax.data.corpora.prepared import check_files
-from tformer_jax.data.prepare import Summary, is_prepared, origin, prepare, stored_origin
+from tformer_jax.data.prepare import EXAMPLES_PER_CHUNK, Summary, is_prepared, origin, prepare, stored_origin
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.training import train_tokenizers
 from tformer_jax.data.transforms.show import TRIED, show_changes
@@ -142,7 +142,8 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="do nothing if --output has been prepared from the same settings and files; prepare it if it is new",
     )
-    add_number(result, "--shards", "files per split", 1)
+    shards = f"files per split; a split of fewer than {EXAMPLES_PER_CHUNK:,} examples has one"
+    add_number(result, "--shards", shards, 1)
     add_path(
         result,
         "--tokenizers",
