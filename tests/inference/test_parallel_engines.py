@@ -1,6 +1,8 @@
 """Engines in threads: their number, the outputs of one engine, and no thread after an error or an abandoned stream."""
 
 import dataclasses
+import subprocess
+import sys
 import threading
 
 import jax
@@ -134,3 +136,19 @@ def test_an_abandoned_stream_leaves_no_thread(monkeypatch):
     next(stream)
     stream.close()
     assert threading.active_count() == before
+
+
+def test_a_script_that_abandons_a_stream_ends_without_a_word():
+    script = """
+from tformer_jax.inference.engine.parallel import run_engines
+
+class Endless:
+    idle = False
+    def step(self):
+        return []
+
+steps = run_engines([Endless(), Endless()])
+next(steps)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

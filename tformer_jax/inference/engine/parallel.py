@@ -6,6 +6,7 @@ Other engines use the rest meanwhile, and the arrays of fewer rows fit better in
 
 import concurrent.futures
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -58,7 +59,8 @@ def run_engines(engines: Sequence[Engine]) -> Iterator[tuple[int, list[Event]]]:
                 stack.enter_context(getattr(jax, name)(settings[name]))
             return engine.step()
 
-    with concurrent.futures.ThreadPoolExecutor(len(engines), "engine") as pool:
+    pool, is_exiting = concurrent.futures.ThreadPoolExecutor(len(engines), "engine"), sys.is_finalizing
+    try:
         steps = {pool.submit(step, engine): index for index, engine in enumerate(engines) if not engine.idle}
         while steps:
             done, _ = concurrent.futures.wait(steps, return_when=concurrent.futures.FIRST_COMPLETED)
@@ -68,6 +70,8 @@ def run_engines(engines: Sequence[Engine]) -> Iterator[tuple[int, list[Event]]]:
                 if not engines[index].idle:
                     steps[pool.submit(step, engines[index])] = index
                 yield index, events
+    finally:
+        pool.shutdown(wait=not is_exiting())  # the exiting interpreter has joined the threads and cleared all modules
 
 
 def _settings() -> dict[str, Any]:
