@@ -166,11 +166,7 @@ def workloads(options: argparse.Namespace) -> list[Workload]:
 
 
 def measure_workload(workload: Workload, systems: Mapping[str, System], rounds: int) -> dict[str, Any]:
-    """Compares the outputs of the systems, then measures them alternately.
-
-    The comparison also compiles; so does the engine's second call, which starts with the array sizes that the first one
-    reached.
-    """
+    """Compares the outputs of the systems, which also compiles, then measures them alternately."""
     runs = {name: system.prepare(workload.rows, workload.beams) for name, system in systems.items()}
     outputs = {name: system.tokens(runs[name]()) for name, system in systems.items()}
     equal = {name: equal_row_share(workload, name, outputs[OURS], outputs[name]) for name in systems if name != OURS}
