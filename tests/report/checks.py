@@ -164,6 +164,12 @@ def axes_show_no_negative_values_of_other_metrics(page: Any) -> None:
     assert page.evaluate(below_zero) == []
 
 
+def small_numbers_have_no_prefix(page: Any) -> None:
+    """Regression test: a learning rate of 1e-5 was shown as 10µ."""
+    ticks = page.locator(".plot .ytick text, .plot .y2tick text").all_text_contents()
+    assert ticks and not any(text.endswith(("µ", "m", "n")) for text in ticks), ticks
+
+
 def the_theme_switches(page: Any) -> None:
     color = "getComputedStyle(document.body).backgroundColor"
     before = page.evaluate(color)
@@ -302,6 +308,7 @@ WATCHED = (choices_survive_a_reload,)
 QUICK = (
     every_chart_is_drawn_when_it_is_seen,
     axes_show_no_negative_values_of_other_metrics,
+    small_numbers_have_no_prefix,
     the_page_fits_its_width,
     texts_have_contrast,
 )

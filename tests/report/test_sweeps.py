@@ -3,6 +3,7 @@
 import xml.etree.ElementTree as ET
 
 import pytest
+from matplotlib.figure import Figure
 
 from tformer_jax.base.errors import UserError
 from tformer_jax.report import sweep_plot, sweeps
@@ -138,3 +139,17 @@ def test_plots_have_a_known_format(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r'--plot needs matplotlib: pip install -e "\.\[report\]"'):
         sweep_plot.check_plot(tmp_path / "a.svg")
+
+
+@pytest.mark.parametrize("draw", ["lines", "rows"])
+def test_a_single_seed_has_no_bar(draw):
+    """Regression test: a bar of no length told of an exact result."""
+    results = {("dim=1", f"seed={seed}"): result(1.0 + seed) for seed in range(2)} | {("dim=2", "seed=0"): result(3.0)}
+    groups = sweeps.make_record(results, "loss")["groups"]
+    axes = Figure().subplots()
+    if draw == "lines":
+        sweep_plot._draw_lines(axes, {"": [(1.0, groups[0]), (2.0, groups[1])]}, "loss")
+    else:
+        sweep_plot._draw_rows(axes, groups, {"dim": ["1", "2"]}, "loss")
+    several, single = axes.collections[0].get_segments()
+    assert (len(several), len(single)) == (2, 0)  # ends of the bars

@@ -109,7 +109,7 @@ def _draw_lines(axes: Any, lines: Lines, metric: str) -> None:
     for number, (label, points) in enumerate(lines.items()):
         points = sorted(points, key=lambda point: point[0])
         means = [_mean(group, metric) for _, group in points]
-        bars = [group["interval"].get(metric) or 0.0 for _, group in points]
+        bars = [_half_interval(group, metric) for _, group in points]
         axes.errorbar([x for x, _ in points], means, bars, color=colors(number), marker=".", label=label, capsize=2)
     if len(lines) > 1:
         axes.legend(frameon=False)
@@ -117,7 +117,7 @@ def _draw_lines(axes: Any, lines: Lines, metric: str) -> None:
 
 def _draw_rows(axes: Any, groups: Sequence[Group], swept: Mapping[str, Sequence[str]], metric: str) -> None:
     means = [_mean(group, metric) for group in groups]
-    bars = [group["interval"].get(metric) or 0.0 for group in groups]
+    bars = [_half_interval(group, metric) for group in groups]
     axes.errorbar(means, range(len(groups)), xerr=bars, fmt="o", markersize=4, capsize=3)
     axes.set_yticks(range(len(groups)), [_label(group, list(swept)) for group in groups])
     axes.invert_yaxis()
@@ -128,3 +128,9 @@ def _mean(group: Group, metric: str) -> float:
     """Returns the mean of a metric; NaN, which is not drawn, if a run has no finite value."""
     mean = group["mean"].get(metric)
     return math.nan if mean is None else mean
+
+
+def _half_interval(group: Group, metric: str) -> float:
+    """Returns half of the interval of a metric; NaN, which is not drawn, if there is none, as of a single seed."""
+    half = group["interval"].get(metric)
+    return math.nan if half is None else half

@@ -26,8 +26,8 @@ class Profiler:
         if not self._wanted or left >= NEEDED:
             return None
         trace = "an incomplete trace" if left > SKIPPED else "no trace"
-        steps = counted(left, "step is", "steps are")
-        return f"--profile writes {trace}: {steps} left, and it needs {NEEDED}; increase train.steps"
+        too_few = counted(left, "step is", "steps are")
+        return f"--profile writes {trace}: {too_few} left, and it needs {NEEDED}; increase train.steps"
 
     def after_step(self, step: int, state: Any) -> None:
         """Starts the trace after step `first_step + SKIPPED`, and stops it `TRACED` steps later."""

@@ -96,6 +96,10 @@ function hasNegative(chart) {
   return chart.traces.some((trace) => trace.y.some((value) => value < 0));
 }
 
+function isLarge(chart) {
+  return chart.traces.some((trace) => trace.y.some((value) => value >= 1000));
+}
+
 function layout(chart) {
   const shared = chart.kind === "lines";
   const time = unitOfTime();
@@ -105,7 +109,8 @@ function layout(chart) {
   const xaxis = { ...axis, title, showgrid: false, showline: true, ticks: "outside", ticklen: 4, tickcolor: color("rule") };
   if (shared) xaxis.range = view.range ?? wholeRange();
   const rangemode = chart.zero ? "tozero" : hasNegative(chart) ? "normal" : "nonnegative";
-  const yaxis = { ...axis, automargin: true, nticks: 6, exponentformat: "SI", rangemode };
+  const exponentformat = isLarge(chart) ? "SI" : "e";  // 20k tokens/s, but a learning rate of 2e-5
+  const yaxis = { ...axis, automargin: true, nticks: 6, exponentformat, rangemode };
   if (chart.log || (view.log && LOSSES.includes(chart.key))) Object.assign(yaxis, logarithmic(chart));
   return {
     ...STYLE, xaxis, yaxis, margin: { l: 44, r: 16, t: 8, b: 40 }, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
