@@ -76,7 +76,7 @@ def write_reports(folder: Path) -> dict[str, Path]:
         "failed": [
             write_run(folder / "failed", tested=False, lost=range(30, 41), events=[(40, "failed", "not finite")])
         ],
-        "running": [write_run(folder / "running", tested=False, steps=20)],
+        "running": [write_run(folder / "running", tested=False, steps=20, extra={"learning_rate": 2e-5})],
         "several": [
             write_run(folder / "translation"),
             write_run(folder / "wider", level=0.15),

@@ -164,10 +164,20 @@ def axes_show_no_negative_values_of_other_metrics(page: Any) -> None:
     assert page.evaluate(below_zero) == []
 
 
+def constants_are_within_their_axis(page: Any) -> None:
+    """Regression test: a constant learning rate of 2e-5 was drawn at the zero of an axis up to 1."""
+    far = """() => charts.filter((chart) => drawn.has(chart.key) && !chart.log).filter((chart) => {
+      const values = chart.traces.flatMap((trace) => trace.y).filter((value) => value !== null);
+      return values[0] > 0 && values.every((value) => value === values[0])
+        && at(`chart-${chart.key}`)._fullLayout.yaxis.range[1] > 3 * values[0];
+    }).map(({ key }) => key)"""
+    assert page.evaluate(far) == []
+
+
 def small_numbers_have_no_prefix(page: Any) -> None:
     """Regression test: a learning rate of 1e-5 was shown as 10µ."""
-    ticks = page.locator(".plot .ytick text, .plot .y2tick text").all_text_contents()
-    assert ticks and not any(text.endswith(("µ", "m", "n")) for text in ticks), ticks
+    ticks = page.locator(".plot .ytick text").all_text_contents()
+    assert ticks and not any(text.endswith(("\u03bc", "\u00b5", "m", "n")) for text in ticks), ticks
 
 
 def the_theme_switches(page: Any) -> None:
@@ -308,6 +318,7 @@ WATCHED = (choices_survive_a_reload,)
 QUICK = (
     every_chart_is_drawn_when_it_is_seen,
     axes_show_no_negative_values_of_other_metrics,
+    constants_are_within_their_axis,
     small_numbers_have_no_prefix,
     the_page_fits_its_width,
     texts_have_contrast,

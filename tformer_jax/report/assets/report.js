@@ -111,7 +111,10 @@ function layout(chart) {
   const rangemode = chart.zero ? "tozero" : hasNegative(chart) ? "normal" : "nonnegative";
   const exponentformat = isLarge(chart) ? "SI" : "e";  // 20k tokens/s, but a learning rate of 2e-5
   const yaxis = { ...axis, automargin: true, nticks: 6, exponentformat, rangemode };
-  if (chart.log || (view.log && LOSSES.includes(chart.key))) Object.assign(yaxis, logarithmic(chart));
+  const values = chart.traces.flatMap((trace) => trace.y).filter((value) => value !== null);
+  const constant = values[0] > 0 && values.every((value) => value === values[0]);
+  if (constant) yaxis.range = [0, 2 * values[0]];  // by default, 2e-5 would lie at 0 of an axis up to 1
+  if (chart.log || (view.log && LOSSES.includes(chart.key))) Object.assign(yaxis, logarithmic(chart), { range: undefined });
   return {
     ...STYLE, xaxis, yaxis, margin: { l: 44, r: 16, t: 8, b: 40 }, dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: color("text") },
