@@ -8,6 +8,7 @@ from tests.parity import multilingual
 from tests.parity.checkpoints import TEXTS
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
+from tformer_jax.data.tokenizers.exported import export_tokenizers
 from tformer_jax.data.tokenizers.language_tags import tag_names
 from tformer_jax.data.tokenizers.surgery import extend, needed_tokens, trim
 
@@ -37,3 +38,15 @@ def test_published_vocabularies(name, tmp_path):
         for field in ("start", "bos", "pad", "unknown"):
             new, old = getattr(mine.special, field), getattr(theirs.special, field)
             assert old is None if new is None else rows[new] == (old,)
+
+
+@pytest.mark.parametrize(("name", "model_type"), [("google/mt5-small", "mt5"), ("facebook/m2m100_418M", "m2m_100")])
+def test_symbols_of_sentencepiece_models_are_not_exported(name, model_type, tmp_path):
+    """Regression test: the reason named a kind of tokenizer and its ids, but not the symbols."""
+    sizes = multilingual.MAKERS[name](tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(multilingual.PUBLISHED[name] | sizes))
+    tokenizer = load_checkpoint_tokenizers(tmp_path).target
+    for symbols, expected in (((), None), (["<br>"], "reads a SentencePiece model with the symbols or tags '<br>'")):
+        added = extend(tokenizer, ["▁sattt"], symbols).tokenizer
+        why_not = export_tokenizers(tmp_path, Tokenizers(added, added), model_type, pair=True)
+        assert why_not == (expected and f"no class of transformers {expected}")

@@ -183,6 +183,9 @@ def _reason_against(tokenizer: Tokenizer) -> str:
     """Returns why `_make_library` has no tokenizer."""
     if steps := tuple(step for step in tokenizer.steps if step != WHITESPACE):
         return f"tokenizer.json cannot hold data.normalize={steps!r}"
+    if isinstance(tokenizer, SentencePieceTokenizer) and (added := (*tokenizer.symbols, *tokenizer.extension)):
+        names = ", ".join(map(repr, added))
+        return f"no class of transformers reads a SentencePiece model with the symbols or tags {names}"
     if (library := tokenizer.to_library()) and (symbol := _unwritten_symbol(tokenizer, library)):
         return f"tokenizer.json cannot hold data.symbols with {symbol!r}"
     return f"tokenizer.json cannot hold a tokenizer of the kind {tokenizer.kind!r} with these ids"
