@@ -148,6 +148,23 @@ def test_other_models_are_refused(settings, message, model, tmp_path):
         marian.unpack(model(given), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("opus.spm32k-spm32k.vocab.yml", "</s>: 0\n: [", "vocab.yml is damaged"),
+        ("opus.spm32k-spm32k.vocab.yml", "</s>", "vocab.yml has no lines of names and values"),
+        ("opus.spm32k-spm32k.vocab.yml", "</s>: x", "the ids of .*vocab.yml are not 0, 1, 2"),
+        ("decoder.yml", "- beam-size", "decoder.yml has no lines of names and values"),
+    ],
+)
+def test_damaged_files_of_names_are_named(name, text, message, model, tmp_path):
+    """Regression test: errors of PyYAML and Python ended the command."""
+    path = model()
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=message):
+        marian.unpack(path, tmp_path / "hf")
+
+
 def test_files_that_do_not_fit_are_named(model, tmp_path):
     path = model(decoder_Wpos=np.zeros((3, 8), np.float32))
     (tmp_path / "out").mkdir()

@@ -97,11 +97,13 @@ def unpack(path: Path, folder: Path) -> StoredArrays:
         check(value in values, f"{name}={value!r} of {CONFIG} is not supported, only {values[0]!r} is")
     check("Wemb" in arrays, "its embeddings are not tied: only models with one embedding Wemb are supported")
     vocabulary, decoder = _find_file(path.parent, "*vocab.yml"), path.parent / "decoder.yml"
-    vocab = {name: int(i) for name, i in yaml.load(vocabulary.read_text(encoding="utf-8"), yaml.BaseLoader).items()}
+    names = _read_yaml(vocabulary)
+    check({*names.values()} == {*map(str, range(len(names)))}, f"the ids of {vocabulary.name} are not 0, 1, 2, ...")
+    vocab = {name: int(i) for name, i in names.items()}
     pad = len(vocab)
     rows = len(arrays["Wemb"])
     check(rows == pad and "<pad>" not in vocab, f"its embedding has {rows} rows, but {vocabulary.name} {pad} tokens")
-    search = yaml.load(decoder.read_text(encoding="utf-8"), yaml.BaseLoader) if decoder.is_file() else {}
+    search = _read_yaml(decoder) if decoder.is_file() else {}
     (folder / "vocab.json").write_text(json.dumps(vocab | {"<pad>": pad}), encoding="utf-8")
     config = _read_config(given, vocab, search)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -117,6 +119,18 @@ def unpack(path: Path, folder: Path) -> StoredArrays:
     }
     positions = sinusoids.table(MAX_LENGTH, int(given["dim-emb"]), sinusoids.MARIAN_NMT["position"])
     return StoredArrays(readers | dict.fromkeys(sinusoids.NAMES, lambda: positions))
+
+
+def _read_yaml(path: Path) -> Settings:
+    """Returns the texts by name of a file in YAML; raises `UserError` if it has something else."""
+    yaml = import_extra("reading Marian's files", "yaml", "interop")
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is damaged ({first_line(error, 200)})") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path} has no lines of names and values, such as `</s>: 0`")
+    return values
 
 
 def _find_file(folder: Path, pattern: str) -> Path:
