@@ -22,6 +22,11 @@ MISTAKES = [
     ("text", {"a.txt": b""}, r"a\.txt is empty"),
     ("text", {"a.txt": b" \n\n"}, r"a\.txt is empty"),
     ("text", {"a.txt": b"one\ntwo\n\xff\n"}, r"a\.txt, line 3: not valid UTF-8"),
+    (
+        "jsonl",
+        {"a.parquet": b"PAR1\x15\xff\n"},
+        r"parquet, line 1: this is a Parquet file, which data\.source='parquet'",
+    ),
     ("lines", {"a.txt": "one\nzwölf\n".encode("latin-1")}, r"a\.txt, line 2: not valid UTF-8"),
     ("text", {"a.gz": b"plain"}, r"a\.gz, line 1: from here on, this is not a complete gzip file"),
     ("tsv", {"a.gz": TRUNCATED}, r"a\.gz, line \d+: from here on, this is not a complete gzip file"),

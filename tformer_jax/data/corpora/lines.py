@@ -22,6 +22,9 @@ DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """Exceptions raised by a damaged or truncated compressed file."""
 CHUNK = 1 << 16
 """Number of bytes that are read at once."""
+PARQUET = b"PAR1"
+"""The first bytes of Parquet files."""
+IS_PARQUET = "this is a Parquet file, which data.source='parquet' reads"
 NOT_UTF8 = f"not valid UTF-8: convert the file to UTF-8; a compressed one must be named {' or '.join(COMPRESSIONS)}"
 NOT_A_CHARACTER = "has a lone surrogate, which is not a character"
 
@@ -148,7 +151,7 @@ def decode_lines(
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError:
-            bad.reject(path, number, NOT_UTF8)
+            bad.reject(path, number, IS_PARQUET if raw.startswith(PARQUET) else NOT_UTF8)
             yield number, None
         else:
             yield number, line if keep_ends else line.removesuffix("\n").removesuffix("\r")
