@@ -1,6 +1,7 @@
 """The command that exports compares the written files with the run by other libraries, and writes nothing else."""
 
 import json
+import warnings
 
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -27,6 +28,13 @@ CTRANSLATE2 = {
     ),  # it ignores windows and caps
 }
 """What is said about a conversion; of other architectures, it has none."""
+
+
+def test_warnings_of_other_libraries_are_hidden(recwarn):
+    """Regression test: the check of an adapter showed PEFT's use of a deprecated method of transformers."""
+    with export_checks.without_warnings():
+        warnings.warn("`is_gradient_checkpointing` is deprecated", FutureWarning, stacklevel=1)
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize("name", rest_slow(list(own_runs.MODELS), 3))

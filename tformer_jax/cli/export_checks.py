@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -245,14 +246,16 @@ def _score_difference(folder: Path, converted: Path, run: tj.Run) -> float:
 
 @contextlib.contextmanager
 def without_warnings() -> Iterator[None]:
-    """Context manager without the warnings and progress bars of transformers."""
+    """Context manager without warnings, and without the progress bars of transformers."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PEFT calls what transformers has deprecated
+            yield
     finally:
         logging.set_verbosity(level)
         if bars:
