@@ -241,6 +241,9 @@ def test_a_mesh_for_inference_need_not_divide_the_state_of_training(runs, monkey
     trained = Trained(cfg, run.model, run.params, run.tokenizers, None)
     monkeypatch.setattr(tj.api, "load_trained", lambda path, mesh, step: trained)
     assert tj.load("runs/x", mesh="data=3").config == cfg
+    sentence = r"^runs/x does not fit the mesh 'tensor=3' \(model.num_heads=.*\): write other sizes$"
+    with pytest.raises(UserError, match=sentence):  # regression test: it asked for another model, and named no mesh
+        tj.load("runs/x", mesh="tensor=3")
 
 
 def test_a_folder_that_is_not_a_run(tmp_path):

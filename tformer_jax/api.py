@@ -89,7 +89,10 @@ def load(
         parallel = read_mesh(mesh)
         device_mesh = make_mesh(parallel)
         trained = load_trained(as_path(path), device_mesh, step=step)
-        rules.check_model(dataclasses.replace(trained.cfg, parallel=parallel), device_mesh.shape)
+        try:
+            rules.check_model(dataclasses.replace(trained.cfg, parallel=parallel), device_mesh.shape)
+        except UserError as error:
+            raise UserError(f"{path} does not fit the mesh {mesh!r} ({error}): write other sizes") from error
     cfg, model, params = run_folder.with_chosen_head(as_path(path), trained.cfg), trained.model, trained.params
     if quantization is not None:
         model, params = quantized_layout(model, params, quantization)
