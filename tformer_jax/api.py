@@ -96,7 +96,7 @@ def load(
     cfg, model, params = run_folder.with_chosen_head(as_path(path), trained.cfg), trained.model, trained.params
     if quantization is not None:
         model, params = quantized_layout(model, params, quantization)
-        cfg = dataclasses.replace(cfg, model=model.cfg)
+        cfg = dataclasses.replace(cfg, model=model.cfg, train=cfg.train.without_lora())
     run = Run(as_path(path), cfg, model, params, trained.tokenizers, trained.labels, step)
     others = [load(other, mesh=mesh, quantization=quantization) for other in ensemble]
     return _joined([run, *others], mean or MEANS[0]) if others else run

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import tformer_jax as tj
 from tests.runs.conftest import small_config
+from tformer_jax import config
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import export_hf, score, translate
 from tformer_jax.lab.commands import export_steps
@@ -27,6 +29,18 @@ def export(run, folder, *flags):
 def stored(first, tmp_path_factory):
     pytest.importorskip("qwix")
     return export(first, tmp_path_factory.mktemp("stored") / "int8", "--quantization", "int8")
+
+
+def test_the_merged_kernels_of_lora_are_stored(first, tmp_path):
+    """Regression test: a run with LoRA was told to train without it."""
+    pytest.importorskip("qwix")
+    adapted = shutil.copytree(first, tmp_path / "adapted")
+    cfg = tj.load(first).config
+    train = dataclasses.replace(cfg.train, start_from=str(first), lora_rank=2, lora_alpha=4.0)
+    config.save(dataclasses.replace(cfg, train=train), adapted / "config.json")
+    run = tj.load(export(adapted, tmp_path / "int8"))
+    assert run.config.train == cfg.train
+    jax.tree.map(np.testing.assert_array_equal, run.params, tj.load(first, quantization="int8_weights").params)
 
 
 @pytest.mark.slow

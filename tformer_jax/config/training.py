@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tformer_jax.config import kinds
 from tformer_jax.config.fields import INT32_MAX, OTHER_TRAINING, SAME_TRAINING, Section, setting
@@ -216,6 +216,12 @@ class TrainConfig(Section):
     wandb: str | None = setting(
         None, "Weights & Biases project that also receives the metrics", resumable=SAME_TRAINING
     )
+
+    def without_lora(self) -> "TrainConfig":
+        """Returns the settings of a run whose updates are merged into its kernels."""
+        settings = [field for field in dataclasses.fields(self) if field.name.startswith(PREFIXES["lora_rank"])]
+        defaults: dict[str, Any] = {field.name: field.default for field in settings}
+        return dataclasses.replace(self, **defaults)
 
     def without_effect(self) -> list[str]:
         unused = super().without_effect()
