@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import json
+import random
 import re
 import sys
 import types
@@ -167,6 +168,41 @@ def test_a_name_that_stands_for_no_object(entry, monkeypatch):
     monkeypatch.setitem(kinds.NORMS, "own", entry)
     with pytest.raises(UserError, match=f"'{entry}', registered as 'own', cannot be imported: "):
         tiny("decoder_lm", norm="own")
+
+
+@pytest.mark.parametrize(
+    ("declared", "sentence"),
+    [
+        ({"settings": "qk_norm"}, "kind 'own' has settings = 'qk_norm': write a tuple of names of settings"),
+        (
+            {"limits": kinds.Limit("model.window", (None,), "no")},
+            r"has limits = Limit\(.*: write a tuple of kinds.Limit",
+        ),
+    ],
+)
+def test_what_a_kind_declares_is_a_tuple(declared, sentence):
+    """Regression test: parts of the text were taken for settings, and the parts of one limit for limits."""
+    with pytest.raises(UserError, match=sentence):
+        kinds.NORMS["own"] = type("Own", (), declared)
+    assert "own" not in kinds.NORMS
+
+
+@pytest.mark.parametrize("kind", [type("Own", (), {}), lambda positions: positions])
+def test_a_position_derives_from_a_base(kind, monkeypatch):
+    """Regression test: another class was used as no positions, in silence."""
+    monkeypatch.setitem(kinds.POSITIONS, "own", kind)
+    with pytest.raises(UserError, match="model.position='own': is <.*, not a class derived from EmbeddingPositions or"):
+        build(tiny("decoder_lm", position="own"))
+
+
+def test_a_changed_text_is_a_text(monkeypatch):
+    """A forgotten `return` is told where it is."""
+    own = dataclasses.make_dataclass("Own", [], bases=(TextTransform,), frozen=True)
+    own.change_text = lambda self, text, rng: None
+    monkeypatch.setitem(kinds.TRANSFORMS, "own", own)
+    (transform,) = DataConfig(source="tsv", train="a", transforms=({"kind": "own"},)).transforms
+    with pytest.raises(UserError, match="transform 'own': change_text returned None: return a text"):
+        transform._change_around(None, "a text", random.Random(0))
 
 
 @pytest.mark.usefixtures("outside")

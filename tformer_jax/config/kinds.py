@@ -29,8 +29,12 @@ class Kinds(dict[str, Any]):
         """Registers a kind; the same class or function may be defined again, as in a notebook's cell.
 
         Raises:
-            UserError: the name stands for another kind.
+            UserError: the name stands for another kind, or the kind declares something else than tuples.
         """
+        for attribute, member, written in (("settings", str, "names of settings"), ("limits", Limit, "kinds.Limit")):
+            declared = getattr(kind, attribute, ())
+            if not isinstance(declared, tuple) or not all(isinstance(each, member) for each in declared):
+                raise UserError(f"kind {name!r} has {attribute} = {declared!r}: write a tuple of {written}")
         if name in self and _definition(self[name]) != _definition(kind):
             before = ":".join(_definition(self[name]))
             raise UserError(f"kind {name!r} is registered already, as {before}: register yours under another name")

@@ -14,9 +14,10 @@ import numpy as np
 from flax import linen as nn
 
 from tformer_jax import axes
-from tformer_jax.config import ModelConfig, kinds
+from tformer_jax.config import ModelConfig
 from tformer_jax.nn.attention_ops import Bias
 from tformer_jax.nn.module import Module
+from tformer_jax.nn.positions import Positions, position_kind
 from tformer_jax.nn.sharding import named
 
 LLAMA3_LOW_FREQUENCY, LLAMA3_HIGH_FREQUENCY = 1.0, 4.0
@@ -58,7 +59,7 @@ class PositionTerms:
     bias: Bias | None = None
 
 
-class AttentionPositions(Module):
+class AttentionPositions(Module, Positions):
     """Base class of position information applied inside attention.
 
     `bidirectional`: queries also attend to later positions.
@@ -260,11 +261,11 @@ class RelativeBuckets(AttentionPositions):
 
 def make_attention_positions(cfg: ModelConfig, *, bidirectional: bool) -> AttentionPositions | None:
     """Builds the module that `cfg.position` names; None if attention does not use positions."""
-    kind = kinds.load(kinds.POSITIONS, cfg.position)
+    kind = position_kind(cfg)
     return kind(cfg, bidirectional) if issubclass(kind, AttentionPositions) else None
 
 
 def adds_bias(cfg: ModelConfig) -> bool:
     """Returns whether `cfg.position` requires an attention backend that can add a bias to the scores."""
-    kind = kinds.load(kinds.POSITIONS, cfg.position)
+    kind = position_kind(cfg)
     return issubclass(kind, AttentionPositions) and kind.adds_bias

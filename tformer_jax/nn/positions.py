@@ -1,6 +1,6 @@
 """Position embeddings, which are added to token embeddings; see `attention_positions` for positions in attention."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,11 @@ def token_positions(length: int, segments: jax.Array | None) -> jax.Array:
     return indices - jax.lax.cummax(jnp.where(starts, indices, 0), axis=1)
 
 
-class EmbeddingPositions(Module):
+class Positions:
+    """Base of all kinds of positions."""
+
+
+class EmbeddingPositions(Module, Positions):
     """Base class of position embeddings that are added to token embeddings."""
 
     cfg: ModelConfig
@@ -51,7 +55,7 @@ class EmbeddingPositions(Module):
         raise NotImplementedError
 
 
-class NoPositions:
+class NoPositions(Positions):
     """Placeholder of `position="none"`: no module is built, so that an encoder is equivariant to permutations."""
 
 
@@ -120,7 +124,19 @@ def _vectors(positions: jax.Array, table: jax.Array) -> jax.Array:
     return lookup(table, positions)
 
 
+def position_kind(cfg: ModelConfig) -> Any:
+    """Returns the class that `cfg.position` names.
+
+    Raises:
+        ConfigError: other code has registered something else, which would be used as no positions.
+    """
+    kind = kinds.load(kinds.POSITIONS, cfg.position)
+    if not (isinstance(kind, type) and issubclass(kind, Positions)):
+        raise cfg.error("position", f"is {kind!r}, not a class derived from EmbeddingPositions or AttentionPositions")
+    return kind
+
+
 def make_positions(cfg: ModelConfig) -> EmbeddingPositions | None:
     """Builds the module that `cfg.position` names; None if attention uses the positions or there are none."""
-    kind = kinds.load(kinds.POSITIONS, cfg.position)
+    kind = position_kind(cfg)
     return kind(cfg) if issubclass(kind, EmbeddingPositions) else None

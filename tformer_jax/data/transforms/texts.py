@@ -6,6 +6,7 @@ import itertools
 import random
 import re
 
+from tformer_jax.base.errors import UserError
 from tformer_jax.config.fields import setting
 from tformer_jax.config.transforms import Transform
 from tformer_jax.data.corpora import Example
@@ -48,7 +49,7 @@ class TextTransform(Transform):
     def _change_around(self, fixed: re.Pattern[str] | None, text: str, rng: random.Random) -> str:
         """Returns a changed text in which what matches `fixed` is as before."""
         if fixed is None:
-            return self.change_text(text, rng)
+            return self._changed(text, rng)
         originals: dict[int, str] = {}
         numbers = (number for number in itertools.count(FIRST_MARK) if chr(number) not in text)
 
@@ -56,7 +57,13 @@ class TextTransform(Transform):
             originals[number := next(numbers)] = match[0]
             return chr(number)
 
-        return self.change_text(fixed.sub(mark, text), rng).translate(originals)
+        return self._changed(fixed.sub(mark, text), rng).translate(originals)
+
+    def _changed(self, text: str, rng: random.Random) -> str:
+        changed: object = self.change_text(text, rng)
+        if not isinstance(changed, str):
+            raise UserError(f"transform {self.kind!r}: change_text returned {changed!r}: return a text")
+        return changed
 
 
 def fixed_pattern(tokenizers: Tokenizers) -> re.Pattern[str] | None:
