@@ -5,6 +5,7 @@ import itertools
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from tests.helpers import rest_slow
@@ -22,6 +23,7 @@ from tests.inference.engines import (
     plain,
     submit,
 )
+from tformer_jax.inference.beam import Hypotheses
 from tformer_jax.inference.engine import Request, compiled
 from tformer_jax.inference.engine import engine as engines
 from tformer_jax.inference.engine import lane as lanes
@@ -131,6 +133,19 @@ def test_the_warm_up_of_beam_search_compiles_the_functions_that_requests_need(pa
     assert set(called) == {"empty_state", "admit", "advance", "finished_hypotheses"} | resized
     lane, _ = lane_and_rows(served, BEAM)
     assert lane.vacancy == Vacancy(3, lane.plan.pages - 1, 0)
+
+
+def test_hypotheses_are_read_from_the_rows_alone(monkeypatch):
+    """Once after each call; with the whole state, the arrays of the cache would be arguments, too."""
+    read: list[Any] = []
+    tokens, scores = np.arange(6).reshape(3, 1, 2), np.arange(3.0)[:, None]
+    monkeypatch.setattr(
+        compiled, "finished_hypotheses", lambda *given: read.append(given) or Hypotheses(tokens, scores)
+    )
+    lane, _ = lane_and_rows(engine(plain("decoder_lm")), BEAM)
+    vars(lane)["state"] = State("the cache", "the rows")
+    assert [lane.hypotheses(row)[0].tolist() for row in (2, 0)] == [[[4, 5]], [[0, 1]]]
+    assert read == [("the rows",)]
 
 
 def test_only_longer_outputs_of_a_paged_beam_search_are_allocated_again(called):
