@@ -173,6 +173,7 @@ def test_a_name_that_stands_for_no_object(entry, monkeypatch):
 @pytest.mark.parametrize(
     ("declared", "sentence"),
     [
+        ({"examples": ("source", "target")}, r"has examples = \('source', 'target'\): write a tuple of tuples of keys"),
         ({"settings": "qk_norm"}, "kind 'own' has settings = 'qk_norm': write a tuple of names of settings"),
         (
             {"limits": kinds.Limit("model.window", (None,), "no")},

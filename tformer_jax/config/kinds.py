@@ -31,8 +31,12 @@ class Kinds(dict[str, Any]):
         Raises:
             UserError: the name stands for another kind, or the kind declares something else than tuples.
         """
-        for attribute, member, written in (("settings", str, "names of settings"), ("limits", Limit, "kinds.Limit")):
-            declared = getattr(kind, attribute, ())
+        for attribute, member, written in (
+            ("settings", str, "names of settings"),
+            ("limits", Limit, "kinds.Limit"),
+            ("examples", tuple, "tuples of keys"),
+        ):
+            declared = getattr(kind, attribute, None) or ()
             if not isinstance(declared, tuple) or not all(isinstance(each, member) for each in declared):
                 raise UserError(f"kind {name!r} has {attribute} = {declared!r}: write a tuple of {written}")
         if name in self and _definition(self[name]) != _definition(kind):
