@@ -22,8 +22,9 @@ MIN_ROWS = 8
 PARAMETERS_PER_ROW = 3_000_000
 """Number of parameters for which each of several engines has a row or beam: all engines read all parameters.
 
-Measured on two Intel cores with 3 + 3, 6 + 6 and 6 + 6 layers of width 256, 512 and 1024 (8, 60 and 240 million
-parameters): 64 rows in two engines are 1.2 to 1.8, 1.2 to 1.4 and (32 rows) 0.7 to 1.1 times as fast as in one.
+Measured on two Intel cores, two engines over one: with 8 million parameters (3 + 3 layers of width 256) and 64 rows 1.2
+to 1.8 times as fast, with 60 million (6 + 6, 512) and 64 rows 1.2 to 1.4 times, with 240 million (6 + 6, 1024) and 32
+rows 0.7 to 1.1 times.
 """
 SETTINGS = tuple(name for name in dir(jax) if hasattr(jax.config, f"jax_{name}"))
 """Settings of JAX with a context manager of the same name, which holds for the thread that enters it."""
