@@ -80,6 +80,20 @@ def test_engines_have_one_size(settings, lengths, count, rows, monkeypatch):
     assert first._pages == second._pages  # or each would compile programs of its own
 
 
+def test_engines_step_at_the_same_time():
+    meeting = threading.Barrier(2, timeout=10)
+
+    class Meeting:
+        idle = False
+
+        def step(self):
+            meeting.wait()  # BrokenBarrierError if the other one waits for this step to end
+            self.idle = True
+            return []
+
+    assert len(list(parallel.run_engines([Meeting(), Meeting()]))) == 2
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("threefry_partitionable", False), ("enable_x64", True), ("disable_jit", True), ("debug_infs", True)],
