@@ -77,7 +77,7 @@ def test_invalid_settings_are_explained_in_one_sentence(values, sentence):
     assert "\n" not in str(caught.value)
 
 
-def test_the_default_language_is_said_but_not_called_the_default_since_a_config_may_set_it():
+def test_a_target_language_that_has_its_default_is_said():
     told = "data.target_language='de' decides for BLEU and Moses' rules: change it if"
     unnamed = DataConfig(source="tsv", train="a.tsv", normalize=("moses",))
     assert any(sentence.startswith(told) for sentence in Config(data=unnamed).without_effect())

@@ -155,6 +155,8 @@ def test_other_models_are_refused(settings, message, model, tmp_path):
         ("opus.spm32k-spm32k.vocab.yml", "</s>", "vocab.yml has no lines of names and values"),
         ("opus.spm32k-spm32k.vocab.yml", "</s>: x", "the ids of .*vocab.yml are not 0, 1, 2"),
         ("decoder.yml", "- beam-size", "decoder.yml has no lines of names and values"),
+        ("decoder.yml", "beam-size: many", "decoder.yml: beam-size is 'many': it must be a number"),
+        ("decoder.yml", "max-length-factor: [3]", r"decoder.yml: max-length-factor is \['3'\]: it must be a number"),
     ],
 )
 def test_damaged_files_of_names_are_named(name, text, message, model, tmp_path):

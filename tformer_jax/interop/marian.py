@@ -21,7 +21,7 @@ from tformer_jax.interop.files import StoredArrays
 
 CONFIG = "special:model.yml"
 """Name of the array with the settings, as bytes of YAML."""
-LENGTH_FACTOR = "max-length-factor", "3"
+LENGTH_FACTOR = "max-length-factor", 3
 """Name and default of the setting that ends outputs at a multiple of the source's length, which is not read."""
 SEARCH = ("num_beams", "length_penalty", "max_length", "bad_words_ids")
 """Settings of config.json that generation_config.json has, too."""
@@ -108,7 +108,7 @@ def unpack(path: Path, folder: Path) -> StoredArrays:
     config = _read_config(given, vocab, search)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     decoding = {name: config[name] for name in SEARCH if name in config}
-    decoding |= {LENGTH_FACTOR[0]: float(search.get(*LENGTH_FACTOR))}
+    decoding |= {LENGTH_FACTOR[0]: _number(search, *LENGTH_FACTOR)}
     (folder / "generation_config.json").write_text(json.dumps(decoding), encoding="utf-8")
     for side in ("source", "target"):
         shutil.copy(_find_file(path.parent, f"{side}.spm"), folder)
@@ -119,6 +119,15 @@ def unpack(path: Path, folder: Path) -> StoredArrays:
     }
     positions = sinusoids.table(MAX_LENGTH, int(given["dim-emb"]), sinusoids.MARIAN_NMT["position"])
     return StoredArrays(readers | dict.fromkeys(sinusoids.NAMES, lambda: positions))
+
+
+def _number(search: Settings, name: str, default: float) -> float:
+    """Returns a setting of decoder.yml; raises `UserError` if it is no number."""
+    value = search.get(name, default)
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise UserError(f"decoder.yml: {name} is {value!r}: it must be a number") from None
 
 
 def _read_yaml(path: Path) -> Settings:
@@ -150,8 +159,8 @@ def _read_config(given: Settings, vocab: dict[str, int], search: Settings) -> Se
     config |= {name: int(value) for name, value in config.items() if name != "activation_function"}
     config["activation_function"] = ACTIVATIONS.get(config["activation_function"], config["activation_function"])
     if "beam-size" in search:
-        config |= {"num_beams": int(search["beam-size"]), "length_penalty": float(search.get("normalize", 0))}
-    penalty = float(search.get("word-penalty", 0))
+        config |= {"num_beams": int(_number(search, "beam-size", 0)), "length_penalty": _number(search, "normalize", 0)}
+    penalty = _number(search, "word-penalty", 0)
     check(penalty == 0, f"word-penalty={penalty} of decoder.yml is not supported; remove it there to decode without it")
     pad, size = len(vocab), len(vocab) + 1
     never = [pad] if search.get("allow-unk") == "true" else [pad, ids["unk_token_id"]]

@@ -204,7 +204,7 @@ def find(cfg: Config, root: Path | None) -> Any:
     try:
         return tfds.builder(cfg.data.dataset, data_dir=root, file_format="array_record")
     except (ParseError, RuntimeError) as error:
-        reason = first_line(error, 300)
+        reason = first_line(error)
         raise DataError(
             f"data.dataset={cfg.data.dataset!r}: its dataset_info.json is damaged ({reason}): build the dataset again"
         ) from error

@@ -143,8 +143,8 @@ class HuggingFace:
 class CTranslate2:
     """`ctranslate2.Translator` on the CPU in float32, with the faster of two uses of its threads.
 
-    All share each batch, or each translates parts of a batch, as the engines of this library do. Rows are sorted by
-    length.
+    All threads share each batch, or each decodes batches of its own, as the engines of this library do. Rows are sorted
+    by length.
     """
 
     packages: tuple[str, ...] = ("ctranslate2",)
