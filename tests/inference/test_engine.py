@@ -335,7 +335,7 @@ def test_rounding_beam_widths_does_not_change_outputs(trained, beams):
 @pytest.mark.slow
 def test_after_the_warm_up_nothing_is_compiled(trained):
     """For any lengths of prompts and outputs, and any number of requests admitted together."""
-    served = engine(trained, few_shapes=True, max_rows=4)
+    served = engine(trained, few_shapes=True, max_rows=6)
     decode = dataclasses.replace(GREEDY, max_new_tokens=33)
     functions = [compiled.admit, compiled.read_prompts, compiled.advance, compiled.resize, compiled.empty_state]
     served.warm_up(decode)

@@ -107,6 +107,21 @@ def test_changed_lengths_keep_the_types_of_the_state(decode):
     assert jax.tree.map(jax.typeof, after) == jax.tree.map(jax.typeof, before)
 
 
+@pytest.mark.parametrize(
+    ("few_shapes", "count", "read"), [(True, 4, [1] * 4), (True, 5, [6]), (False, 4, [4]), (False, 5, [8])]
+)
+def test_few_prompts_are_read_separately_if_few_shapes_are_compiled(few_shapes, count, read, monkeypatch):
+    served = engine(plain("seq2seq"), max_rows=6, few_shapes=few_shapes)
+    for text in TEXTS[:count]:
+        submit(served, text, GREEDY)
+    sizes, admit = [], compiled.admit
+    monkeypatch.setattr(compiled, "admit", lambda *given: sizes.append(len(given[-1].indices)) or admit(*given))
+    assert [text for text, _ in finish(served).values()] == [
+        alone(plain("seq2seq"), text, GREEDY) for text in TEXTS[:count]
+    ]
+    assert sizes == read
+
+
 @pytest.mark.parametrize("beams", [2, 5])
 def test_the_warm_up_of_beam_search_compiles_the_next_size_of_a_dense_cache(beams, called, monkeypatch):
     """Of two beams, 82 slots hold all 41 tokens, which is less than twice the 57 slots of the start."""

@@ -192,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--no-attention", metavar="REASON")
     parser.add_argument("--chat", action="store_true")
     options = parser.parse_args(argv)
-    engine = FakeEngine(max_rows=options.max_rows, delay=options.delay)
+    engine = FakeEngine(max_rows=options.max_rows or serve.ROWS, delay=options.delay)
     with server.listen(options.host, options.port) as bound:
         model = served(engine, options.family)
         if options.no_attention:

@@ -112,7 +112,7 @@ def test_a_cache_that_is_too_small_for_one_output_is_refused():
     """One token of a prompt and 30 new ones of each of two beams take four pages of 16 tokens."""
     run = mock.Mock(config=Config(decode=DecodeConfig(strategy="beam", beams=2, max_new_tokens=30)))
     with pytest.raises(UserError, match="--cache-tokens 48: must be at least 64 for one output"):
-        serve.make_engine(run, serve.parser().parse_args(["--run", "x", "--cache-tokens", "48"]))
+        serve.make_engine(run, serve.parser().parse_args(["--run", "x", "--max-rows", "8", "--cache-tokens", "48"]))
 
 
 def test_samples_of_a_text_need_as_many_rows():

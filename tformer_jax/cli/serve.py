@@ -19,9 +19,14 @@ from tformer_jax.config.fields import flag
 
 if TYPE_CHECKING:
     from tformer_jax.inference.engine import Engine
+    from tformer_jax.inference.engine.group import EngineGroup
     from tformer_jax.serving.model import ServedModel
 
 KEY_VARIABLE = "TFORMER_API_KEY"
+ROWS = 8
+"""Default number of rows of an engine."""
+ROWS_OF_ENGINES = 32
+"""Default number of rows of several engines, of which only those with requests step."""
 CACHE_SHARE = 0.5
 """Largest share of a device's memory that a KV cache takes without `--cache-tokens`."""
 
@@ -64,20 +69,26 @@ def attention_renderer(run: "tj.Run") -> Callable[[Any, str], str] | str:
     return lambda text, output: attention_page.render_example(run, (text, output) if pairs else text + output)
 
 
-def make_engine(run: "tj.Run", options: argparse.Namespace) -> "Engine":
-    """Returns an engine for a run, compiled for its decoding settings unless the flags leave that out."""
+def make_engine(run: "tj.Run", options: argparse.Namespace) -> "Engine | EngineGroup":
+    """Returns the engine of a run, compiled for its decoding settings unless the flags leave that out."""
     from tformer_jax.inference.engine import SMOOTH_SECONDS, Engine
+    from tformer_jax.inference.engine.group import EngineGroup
+    from tformer_jax.inference.engine.parallel import served_engine_count
     from tformer_jax.models.ensemble import member_configs
 
     if run.config.decode.context:
         problem = "is not supported by the server, which translates sentences separately: write 0"
         raise run.config.decode.error("context", problem)
+    options.max_rows = options.max_rows or default_rows(run)
     drawn = run.config.decode.candidates if run.config.decode.strategy == "sample" else 1
     if drawn > options.max_rows:
         raise UserError(f"--max-rows {options.max_rows}: must be at least decode.candidates={drawn}")
     parts = run.config, run.model, run.params, run.tokenizers
     pages = cache_pages(run.config, member_configs(run.model), options)
-    engine = Engine(*parts, max_rows=options.max_rows, pages=pages, seconds=SMOOTH_SECONDS, few_shapes=True)
+    count = 1 if pages else served_engine_count(options.max_rows, run.config.decode.width, run.params)
+    limits: dict[str, Any] = {"max_rows": -(-options.max_rows // count), "pages": pages, "seconds": SMOOTH_SECONDS}
+    engines = [Engine(*parts, **limits, few_shapes=True) for _ in range(count)]
+    engine = engines[0] if count == 1 else EngineGroup(engines)
     if limit := shared_output_limit(run.config, pages, options.max_rows):
         print(f"Outputs without a maximum number of tokens end at {limit:,} tokens, with their prompts", flush=True)
     if options.warm_up:
@@ -86,6 +97,14 @@ def make_engine(run: "tj.Run", options: argparse.Namespace) -> "Engine":
         _, tags = run.languages.tags(*(codes[0] if codes else None for codes in names))
         engine.warm_up(run.config.decode, tags)
     return engine
+
+
+def default_rows(run: "tj.Run") -> int:
+    """Returns the number of rows of a server without `--max-rows`."""
+    from tformer_jax.inference.engine.parallel import served_engine_count
+
+    several = served_engine_count(ROWS_OF_ENGINES, run.config.decode.width, run.params) > 1
+    return ROWS_OF_ENGINES if several else ROWS
 
 
 def cache_pages(cfg: Config, models: Sequence[ModelConfig], options: argparse.Namespace) -> int | None:
@@ -141,7 +160,7 @@ def check_flags(options: argparse.Namespace, *, encoder: bool) -> None:
 
 
 def serve_model(
-    engine: "Engine | None", served: "ServedModel", bound: socket.socket, options: argparse.Namespace
+    engine: "Engine | EngineGroup | None", served: "ServedModel", bound: socket.socket, options: argparse.Namespace
 ) -> None:
     """Serves a model on a bound socket, with the limits given by the flags; an encoder has no engine."""
     from tformer_jax.serving import app, server
@@ -201,7 +220,12 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the engine, of requests and of the shutdown."""
-    add_number(parser, "--max-rows", "number of rows per step; each output of a request takes one", 8)
+    add_number(
+        parser,
+        "--max-rows",
+        f"number of rows, of which each output of a request takes one (default: {ROWS_OF_ENGINES} if several engines "
+        f"serve them, which small models on CPUs have, otherwise {ROWS})",
+    )
     add_number(
         parser,
         "--cache-tokens",

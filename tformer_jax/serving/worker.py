@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tformer_jax.base.errors import UserError, first_line
 from tformer_jax.inference.engine import MAX_LANES, Engine, Event, Request
+from tformer_jax.inference.engine.group import EngineGroup
 from tformer_jax.serving.errors import RequestError
 
 OF_ROWS = {"strategy", "temperature", "top_k", "top_p", "min_p", "max_new_tokens", "prefix", "stop"}
@@ -213,7 +214,7 @@ class EngineThread(Worker):
         limit: maximum number of requests that wait while all rows are in use.
     """
 
-    def __init__(self, engine: Engine, limit: int) -> None:
+    def __init__(self, engine: Engine | EngineGroup, limit: int) -> None:
         super().__init__(limit)
         self.load = Load(pages=engine.pages)
         self._engine = engine

@@ -22,7 +22,7 @@ from tformer_jax.data.tokenizers import NO_PLACEHOLDERS, Decoder, Tokenizers
 from tformer_jax.inference.batching import power_of_two
 from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.detokenization import TextBuffer, TextStream, has_text, output_decoder
-from tformer_jax.inference.engine.events import Event, Request, beam_events, token_event
+from tformer_jax.inference.engine.events import Event, Request, beam_events, check_outputs, token_event
 from tformer_jax.inference.engine.lane import Lane
 from tformer_jax.inference.engine.pool import PAGE_SIZE, expected_tokens, max_new_tokens
 from tformer_jax.inference.engine.rows import NewTokens, RequestRow
@@ -162,22 +162,20 @@ class Engine:
                 lane.release(row)
         self._unfinished = {key: output for key, output in self._unfinished.items() if key[0] != request}
 
-    def step(self) -> list[Event]:
-        """Admits pending requests to free rows, generates tokens in all running rows, and returns their events."""
+    def step(self, share: float = 1.0) -> list[Event]:
+        """Admits pending requests, generates tokens in all running rows for a `share` of `seconds`; returns events."""
         with use_whole_mesh(self._mesh):
             self._admit()
             lanes = {kind: lane for kind, lane in self._lanes.items() if lane.running}
-            seconds = self._seconds / max(len(lanes), 1)
+            seconds = share * self._seconds / max(len(lanes), 1)
             return self._finish_texts(
                 [event for kind, lane in lanes.items() for event in self._advance(kind, lane, seconds)]
             )
 
     def _check(self, request: Request) -> None:
         """Raises `UserError` if the engine cannot give this number of outputs, or the model cannot read the ids."""
-        cfg, beams = self._cfg.model, request.decode.strategy == "beam"
-        if request.num_outputs > (request.decode.beams if beams else self.max_rows):
-            limit = f"decode.beams={request.decode.beams}" if beams else f"--max-rows {self.max_rows}"
-            raise UserError(f"{request.num_outputs} outputs are more than {limit}")
+        check_outputs(request, self.max_rows)
+        cfg = self._cfg.model
         most = cfg.max_length if cfg.model_class.reads_source else cfg.max_length - 1
         if not 0 < len(request.ids) <= most:
             raise UserError(f"the request has {len(request.ids)} tokens; the model takes 1 to {most}")

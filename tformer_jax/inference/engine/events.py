@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tformer_jax.base.errors import UserError
 from tformer_jax.config import DecodeConfig
 from tformer_jax.data.placeholders import symbols_of
 from tformer_jax.data.tokenizers import Decoder
@@ -41,6 +42,14 @@ class Request:
     unknown tokens are shown, and symbols stay."""
     constraints: tuple[Constraint, ...] = ()
     """Phrases that outputs of beam search must contain."""
+
+
+def check_outputs(request: Request, max_rows: int) -> None:
+    """Raises `UserError` if an engine with `max_rows` rows cannot give this number of outputs."""
+    beams = request.decode.strategy == "beam"
+    if request.num_outputs > (request.decode.beams if beams else max_rows):
+        limit = f"decode.beams={request.decode.beams}" if beams else f"--max-rows {max_rows}"
+        raise UserError(f"{request.num_outputs} outputs are more than {limit}")
 
 
 class Event(NamedTuple):
