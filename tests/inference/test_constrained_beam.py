@@ -119,6 +119,16 @@ def test_an_output_without_room_is_the_best_other():
     assert actual.tokens[1, 0].tolist()[:2] == list(max(scores, key=scores.get))[:2]
 
 
+def test_probabilities_are_renormalized_after_phrases_too():
+    """By hand: the end is no choice before the phrase is complete, and the others sum to 1."""
+    table = logits(0)
+    actual = search(dataclasses.replace(WIDE, renormalize=True), [["b"]], table, 1)
+    (token,) = LETTERS.encode("b")
+    letters = table[0, LETTERS.encode("ab .")].astype(np.float64)
+    assert actual.tokens[0, 0, 0] == token
+    assert_close(actual.scores[0, 0], table[0, token] - np.log(np.exp(letters).sum()), 1e-5)
+
+
 def test_candidates_take_turns():
     """By hand: banks 2, 1, 0 in each round, the missing candidates last."""
     banks = np.array([[0, 0, 2, 1, 1, 2, 2, 0]])

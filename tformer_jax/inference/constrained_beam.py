@@ -71,13 +71,9 @@ class ConstrainedBeamState(BeamState):
     def _candidates(self, logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         k, n = self.cfg.beams, 1 + len(self.constraints.eos)
         allowed, total = self._log_weights(logits)
-        matches = self._matches()
-        incomplete = ~(self.met | self._pending(matches).any(axis=-1)).all(axis=-1)
-        ends = sampling.among(jnp.arange(logits.shape[-1]), self.constraints.eos)
-        allowed = jnp.where(ends & incomplete[..., None], -jnp.inf, allowed)
         values, tokens = top_k(allowed, min(n * k, logits.shape[-1]))
         values = jnp.where(jnp.arange(values.shape[-1]) < n * self.settings.beams[:, None, None], values, -jnp.inf)
-        wanted = self._next_of_phrases(matches)
+        wanted = self._next_of_phrases(self._matches())
         repeated = ((wanted[..., None] == tokens[..., None, :]) & (values > -jnp.inf)[..., None, :]).any(axis=-1)
         repeated |= jnp.tril(wanted[..., None] == wanted[..., None, :], -1).any(axis=-1)
         own = jnp.where(repeated | (wanted == PAD), -jnp.inf, jnp.take_along_axis(allowed, wanted, axis=-1))
@@ -89,6 +85,11 @@ class ConstrainedBeamState(BeamState):
         sums, parents, tokens = (jnp.take_along_axis(x, order, axis=1) for x in (sums, parents, tokens))
         sums = jnp.where(jnp.arange(n * k) < n * self.settings.beams[:, None], sums, UNUSED)
         return self._with_forced(sums, parents, tokens)
+
+    def _allowed(self, logits: jax.Array, total: jax.Array) -> jax.Array:
+        incomplete = ~(self.met | self._pending(self._matches()).any(axis=-1)).all(axis=-1)
+        ends = sampling.among(jnp.arange(logits.shape[-1]), self.constraints.eos)
+        return jnp.where(ends & incomplete[..., None], -jnp.inf, super()._allowed(logits, total))
 
     def _best_running(self, sums: jax.Array, ends: jax.Array) -> tuple[jax.Array, jax.Array]:
         chosen = ~ends & (jnp.cumsum(~ends, axis=1) <= self.settings.beams[:, None])
