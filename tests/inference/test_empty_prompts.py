@@ -42,8 +42,9 @@ def test_an_output_of_an_empty_prompt_is_no_continuation():
     for stop in ((), ("gggg",)):  # at once, and as a stream
         decode = dataclasses.replace(cfg.decode, stop=stop)
         generate = TextGenerator(dataclasses.replace(cfg, decode=decode), model, Tokenizers(tokenizer, tokenizer))
-        empty, other = generate(params, ["", "a"])
+        empty, other, unknown = generate(params, ["", "a", "x"])
         assert empty and not empty.startswith(" ") and other.startswith(" ")
+        assert unknown.startswith(" "), "an unknown token is text, too"
 
 
 @pytest.mark.parametrize(

@@ -157,8 +157,12 @@ def output_decoder(tokenizer: Tokenizer, unknown: str = "omit", *, continues: bo
 
 
 def has_text(tokenizer: Decoder, prompt: Sequence[int]) -> bool:
-    """Returns whether a prompt has text before an output; without it, as in one start token, the output starts one."""
-    return any(tokenizer.special.name(i) is None for i in prompt)
+    """Returns whether a prompt has text before an output; without it, as in one start token, the output starts one.
+
+    An unknown token stands for text.
+    """
+    special = tokenizer.special
+    return any(i == special.shown_unknown or special.name(i) is None for i in prompt)
 
 
 class TextBuffer:
