@@ -141,7 +141,8 @@ class OutputCounts:
             have = "text has" if self.texts == 1 else "texts have"
             yield f"{self.unknown_read:,} of {self.texts:,} {have} unknown tokens, which the model cannot tell apart"
         yield from self._of_all(self.other_placeholders, "other placeholders or markup than the source")
-        yield from self._of_all(self.lacking, "not all phrases of their constraints, for lack of room or of a token")
+        why = "for lack of room or of a token, or because of other settings"
+        yield from self._of_all(self.lacking, f"not all phrases of their constraints, {why}")
         yield from self._of_all(self.recased, f"words in the case of the source (decode.casing={cfg.decode.casing!r})")
         yield from self._of_all(self.invented, "markup that the model wrote itself, which is left out")
         if self.sentences > self.texts:
@@ -291,9 +292,8 @@ class RowDecoder:
         return written <= {*NUMBERED[: len(originals)]} and has_same_placeholders(names, source, output)
 
     def _invented(self, ids: Sequence[int]) -> int:
-        if self._cfg.decode.markup != "align":
-            return 0
-        return leave_out(self._parts[2].target.decode(ids), self._parts[2].placeholders)[1]
+        aligns, target = self._cfg.decode.markup == "align", self._parts[2].target
+        return leave_out(target.decode(ids), self._parts[2].placeholders)[1] if aligns else 0
 
     def _meets_constraints(self, row: EncodedRequest, text: str) -> bool | None:
         if not row.constraints:
