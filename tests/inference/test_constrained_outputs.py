@@ -11,6 +11,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.config import DecodeConfig
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import CharacterTokenizer
+from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.engine import Engine, Request
 from tformer_jax.inference.phrases import are_met, read_constraints
 from tformer_jax.inference.requests import Request as TextRequest
@@ -77,6 +78,13 @@ def test_the_output_of_a_blank_text_lacks_its_phrases():
     translate = Translator(dataclasses.replace(setup("seq2seq"), decode=BEAM), model, TOKENIZERS)
     outputs = translate.outputs(params, [TextRequest(" ", constraints=["a"]), " "])
     assert [(output.text, output.constraints_met) for output in outputs] == [("", False), ("", None)]
+
+
+def test_a_text_that_is_left_out_has_no_phrases():
+    model, params = build(tiny("seq2seq"), seed=1)
+    translate = Translator(dataclasses.replace(setup("seq2seq"), decode=BEAM), model, TOKENIZERS)
+    (output,) = translate.outputs(params, [TextRequest("a" * 99, constraints=["a"])], long_texts=LongTexts("skip"))
+    assert (output.text, output.constraints_met) == ("", None)
 
 
 @pytest.mark.parametrize(

@@ -208,6 +208,8 @@ class Translator(_Generator):
         special, ids = self.tokenizers.source.special, self._source_ids(text)
         limit = self.cfg.model.max_length - special.added_to_side - len(source_tags)
         fitting = long_texts.fit(index, ids, limit, "source")
+        if fitting is None:
+            return EncodedRequest((), request.text)
         wrapped = special.wrap_side(fitting, source_tags) if fitting else []
         constraints = self._constraints(index, request, names if originals is not None else NO_PLACEHOLDERS, originals)
         return EncodedRequest(wrapped, request.text, tags, request.prefix, constraints)
