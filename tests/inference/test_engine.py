@@ -311,6 +311,15 @@ def test_requests_that_need_pages_in_use_do_not_end_a_call():
     assert [event.tokens for event in served.step()] == [20]
 
 
+@pytest.mark.parametrize(("beams", "width"), [(1, 1), (2, 2), (3, 4), (5, 5), (6, 6), (7, 8), (9, 16)])
+def test_the_beam_width_of_a_lane_is_that_of_the_config_or_a_power_of_two(beams, width):
+    cfg, *rest = plain("seq2seq")
+    cfg = dataclasses.replace(cfg, decode=dataclasses.replace(BEAM, beams=6 if beams == 6 else 5))
+    served = engine((cfg, *rest), few_shapes=True)
+    submit(served, "abc", dataclasses.replace(BEAM, beams=beams))
+    assert [kind[0].beams for kind in served._queues] == [width]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("beams", rest_slow([(3, 4), (3, 4, 2)], 1))
 @pytest.mark.parametrize("trained", rest_slow(["decoder_lm", "seq2seq"], 1), indirect=True)

@@ -72,8 +72,8 @@ class Engine:
         seconds: target duration of `step`: it generates as many tokens as fit, at least one for each running output.
             If infinite, `step` maximizes throughput, and prompts are read in groups. Outputs do not depend on it.
         few_shapes: compile fewer shapes, for a server, where all requests wait during a compilation: beam widths are
-            rounded up to powers of two, and prompts are read one at a time or padded to `max_rows` rows. Outputs do not
-            depend on it.
+            rounded up to the config's or a power of two, and prompts are read one at a time or padded to `max_rows`
+            rows. Outputs do not depend on it.
     """
 
     def __init__(
@@ -318,7 +318,8 @@ class Engine:
         names = BEAM_SETTINGS if decode.strategy == "beam" else ("cache_dtype", "lookup_tokens")
         given = {name: getattr(decode, name) for name in names}
         if self._few_shapes and decode.strategy == "beam":
-            given["beams"] = power_of_two(decode.beams)
+            widths = self._cfg.decode.beams, power_of_two(decode.beams)
+            given["beams"] = min(width for width in widths if width >= decode.beams)
         if "lookup_tokens" in given:
             given["lookup_tokens"] = min(decode.lookup_tokens, self._cfg.model.max_length - 1)
         return DecodeConfig(**given, min_new_tokens=min(decode.min_new_tokens, 1)), constraints
