@@ -87,6 +87,21 @@ def test_a_text_that_is_left_out_has_no_phrases():
     assert (output.text, output.constraints_met) == ("", None)
 
 
+def test_terms_of_the_part_of_a_text_that_is_not_read_have_no_effect(tmp_path):
+    path = tmp_path / "terms.tsv"
+    path.write_text("abc\te\ned\tdd\n")
+    cfg, model = setup("seq2seq"), build(tiny("seq2seq"), seed=1)[0]
+    translate = Translator(
+        dataclasses.replace(cfg, decode=dataclasses.replace(BEAM, glossary=str(path))), model, TOKENIZERS
+    )
+    room = cfg.model.max_length - SPACED.special.added_to_side
+    for start, terms in (("", (("e",),)), ("ed ", (("e",), ("dd",)))):
+        text = f"abc {start}".ljust(room - 1, "b") + " ed"
+        (row,) = translate._encode_parts(LongTexts("truncate"), 0, TextRequest(text)).rows
+        assert sorted(row.constraints) == sorted(terms)
+        assert row.text == text
+
+
 @pytest.mark.parametrize(
     ("decode", "given", "problem"),
     [

@@ -211,7 +211,9 @@ class Translator(_Generator):
         if fitting is None:
             return EncodedRequest((), request.text)
         wrapped = special.wrap_side(fitting, source_tags) if fitting else []
-        constraints = self._constraints(index, request, names if originals is not None else NO_PLACEHOLDERS, originals)
+        known = names if originals is not None else NO_PLACEHOLDERS
+        read = request.text if len(fitting) == len(ids) else self.tokenizers.source.decode(fitting)
+        constraints = self._constraints(index, request._replace(text=read), known, originals)
         return EncodedRequest(wrapped, request.text, tags, request.prefix, constraints)
 
     def _encode_parts(self, long_texts: LongTexts, index: int, request: Request) -> Parts:
