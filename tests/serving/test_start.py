@@ -4,14 +4,18 @@ import importlib.util
 import socket
 from unittest import mock
 
+import jax
+import numpy as np
 import pytest
 
-from tests.helpers import tiny
-from tests.serving.fake_engine import FakeEngine, served
+from tests.helpers import build, tiny
+from tests.serving.fake_engine import BYTES, FakeEngine, served
 from tformer_jax.base.errors import UserError
 from tformer_jax.cli import serve
 from tformer_jax.config import Config, DataConfig, DecodeConfig
+from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.inference.engine import PAGE_SIZE
+from tformer_jax.inference.engine.group import EngineGroup
 from tformer_jax.runs import hardware
 from tformer_jax.serving import server
 
@@ -113,6 +117,32 @@ def test_a_cache_that_is_too_small_for_one_output_is_refused():
     run = mock.Mock(config=Config(decode=DecodeConfig(strategy="beam", beams=2, max_new_tokens=30)))
     with pytest.raises(UserError, match="--cache-tokens 48: must be at least 64 for one output"):
         serve.make_engine(run, serve.parser().parse_args(["--run", "x", "--max-rows", "8", "--cache-tokens", "48"]))
+
+
+@pytest.mark.parametrize(
+    ("flags", "rows"),
+    [
+        ([], [16, 16]),
+        (["--max-rows", "48"], [16, 16, 16]),
+        (["--max-rows", "8"], [8]),
+        (["--max-rows", "32", "--cache-tokens", "4096"], [32]),  # which all rows share
+    ],
+)
+def test_engines_on_a_cpu_divide_the_rows(flags, rows):
+    cfg = Config(model=tiny("seq2seq", max_length=64))
+    model, params = build(cfg.model)
+    run = mock.Mock(config=cfg, model=model, params=params, tokenizers=Tokenizers(BYTES, BYTES))
+    served = serve.make_engine(run, serve.parser().parse_args(["--run", "x", "--no-warm-up", *flags]))
+    engines = served._engines if isinstance(served, EngineGroup) else [served]
+    assert [engine.max_rows for engine in engines] == rows
+    assert served.max_rows == sum(rows)
+
+
+def test_other_models_have_eight_rows_by_default(monkeypatch):
+    run = mock.Mock(config=Config(), params={"kernel": np.zeros((8, 8))})
+    assert serve.default_rows(run) == serve.ROWS_OF_ENGINES == 32
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert serve.default_rows(run) == serve.ROWS == 8
 
 
 def test_samples_of_a_text_need_as_many_rows():

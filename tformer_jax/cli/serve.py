@@ -86,7 +86,7 @@ def make_engine(run: "tj.Run", options: argparse.Namespace) -> "Engine | EngineG
     parts = run.config, run.model, run.params, run.tokenizers
     pages = cache_pages(run.config, member_configs(run.model), options)
     count = 1 if pages else served_engine_count(options.max_rows, run.config.decode.width, run.params)
-    limits: dict[str, Any] = {"max_rows": -(-options.max_rows // count), "pages": pages, "seconds": SMOOTH_SECONDS}
+    limits: dict[str, Any] = {"max_rows": options.max_rows // count, "pages": pages, "seconds": SMOOTH_SECONDS}
     engines = [Engine(*parts, **limits, few_shapes=True) for _ in range(count)]
     engine = engines[0] if count == 1 else EngineGroup(engines)
     if limit := shared_output_limit(run.config, pages, options.max_rows):

@@ -1,4 +1,4 @@
-"""Several engines with the methods of one, for a server whose steps take long on few CPU cores."""
+"""Several engines with the methods of one, which serve requests at the same time on the cores of a CPU."""
 
 import concurrent.futures
 import dataclasses
@@ -20,6 +20,7 @@ class _Part:
     first: int
     """Index of the first output in the whole request."""
     rows: int
+    """Number of rows that the outputs take."""
     unfinished: int
     """Number of outputs without their last event."""
 

@@ -45,8 +45,9 @@ def engine_count(max_rows: int, width: int, params: Any) -> int:
 
 
 def served_engine_count(max_rows: int, width: int, params: Any) -> int:
-    """Returns the number of engines for `max_rows` rows of `width` beams of a server, whatever the number of cores."""
-    return max(min(_most_engines(max_rows, width, params), max_rows * width // SERVED_BEAMS), 1)
+    """Returns the number of engines that divide `max_rows` rows of `width` beams of a server into equal parts."""
+    most = max(min(_most_engines(max_rows, width, params), max_rows * width // SERVED_BEAMS), 1)
+    return next(count for count in range(most, 0, -1) if max_rows % count == 0)
 
 
 def _most_engines(max_rows: int, width: int, params: Any) -> int:
