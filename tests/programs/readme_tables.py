@@ -28,7 +28,7 @@ SCORES = "bleu", "chrf"
 METRICS = {"bleu": "BLEU", "chrf": "chrF", "exact_match": "exact match", "accuracy": "accuracy", "loss": "loss"}
 CPUS = {"zen5": "AMD EPYC, Zen 5", "zen4": "AMD EPYC, Zen 4", "intel": "Intel Xeon"}
 """CPUs of the benchmarks, by the last part of the record's name."""
-CPUS_OF_TRAINING = CPUS | {"intel_bfloat16": "Intel Xeon, bfloat16 products"}
+CPUS_OF_TRAINING = CPUS | {f"{name}_bfloat16": f"{CPUS[name]}, bfloat16 products" for name in ("zen5", "intel")}
 PROCESSORS = {
     "AMD EPYC (family 25, model 1)": ", AMD Zen 3",
     "AMD EPYC (family 25, model 17)": ", AMD Zen 4",
