@@ -15,7 +15,7 @@ from tests.helpers import rest_slow
 from tformer_jax.base.errors import UserError
 from tformer_jax.base.numbers import MIB
 from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, NoiseConfig
-from tformer_jax.data import order
+from tformer_jax.data import order, pipeline
 from tformer_jax.data.columns import jsonable
 from tformer_jax.data.corpora import Corpus, DataError, Joined, load_corpus
 from tformer_jax.data.corpora.corpus import Endless
@@ -258,6 +258,26 @@ def test_training_data_of_long_pairs_alone_is_an_error():
     blank = [{"source": "a", "target": ""}, {"source": "", "target": "b"}]
     with pytest.raises(DataError, match="all pairs of split train have a blank side: name other data"):
         check_predictable(cfg, Corpus(blank, PAIRS, PAIRS), tokenizers)
+
+
+def test_a_large_corpus_of_long_pairs_is_not_read_whole(monkeypatch):
+    """Regression test: 40 million pairs, of which none fits the model, were tokenized for hours before the error."""
+
+    class Counted(list):
+        read = 0
+
+        def __getitem__(self, index):
+            self.read += 1
+            return super().__getitem__(index)
+
+    cfg, _, tokenizers = setup("translation in buckets")
+    monkeypatch.setattr(pipeline, "CHECKED", 2)
+    train = Counted([LONG] * (5 * pipeline.BLOCK))
+    with pytest.raises(DataError, match="1,024 evenly spread pairs of split train are longer than 16 or 16 tokens"):
+        check_predictable(cfg, Corpus(train, PAIRS, PAIRS), tokenizers)
+    assert train.read == 3 * pipeline.BLOCK  # the first again: whether it has blank sides
+    train[2 * pipeline.BLOCK] = PAIRS[0]  # the first of the second block
+    check_predictable(cfg, Corpus(train, PAIRS, PAIRS), tokenizers)
 
 
 def test_generated_examples_are_checked_in_little_memory():

@@ -25,6 +25,8 @@ from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.transforms import build_formats
 
 PREFETCHED_BATCHES = 8
+CHECKED = 256
+"""Maximum number of blocks of training examples that are read to see whether any fits the model."""
 TOKEN_KEYS = {"source", "target_in", "target_out", "tokens", "targets"}
 """Keys of a batch whose values are token ids."""
 
@@ -112,12 +114,13 @@ def check_predictable(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> No
 
 
 def _check_fitting(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> None:
-    """Raises `DataError` if all training pairs or conversations would be dropped."""
+    """Raises `DataError` if all training pairs or conversations would be dropped, or those of `CHECKED` blocks."""
     task, convert = task_of(cfg), feature_converter(cfg, tokenizers)
     if not (convert.drop and task.pairs) and task.keys != CHATS:
         return
     reader = id_reader(corpus.train, tokenizers)
-    starts = range(0, len(reader), BLOCK)  # millions for generated examples, of which the first has examples
+    blocks = -(-len(reader) // BLOCK)
+    starts = [BLOCK * block for block in spread(blocks, CHECKED)]
 
     def has_examples(convert: FeatureConverter) -> bool:
         convert.reported = True  # training reports what it drops
@@ -126,10 +129,12 @@ def _check_fitting(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> None:
 
     if has_examples(convert):
         return
+    what = "pairs" if task.pairs else "conversations"
+    checked = f"all {what}" if blocks <= CHECKED else f"{CHECKED * BLOCK:,} evenly spread {what}"
     if task.pairs and not has_examples(dataclasses.replace(convert, drop=False)):
-        raise DataError("all pairs of split train have a blank side: name other data")
+        raise DataError(f"{checked} of split train have a blank side: name other data")
     raise DataError(
-        f"all {'pairs' if task.pairs else 'conversations'} of split train are longer than "
+        f"{checked} of split train are longer than "
         f"{f'{convert.source_length} or ' if task.pairs else ''}{convert.length} tokens: increase "
         f"{convert.settings[0]}, or set data.long_pairs='truncate'"
     )
