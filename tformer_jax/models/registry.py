@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh
 
 from tformer_jax.base.checks import check_type
 from tformer_jax.base.errors import UserError
@@ -136,22 +136,14 @@ def quantized(model: nn.Module, params: Any, exempt: Collection[tuple[str, ...]]
 def sharded_shapes(model: nn.Module, mesh: Mesh | AbstractMesh) -> Any:
     """Returns the shapes, dtypes and shardings of the parameters on a mesh."""
     boxed = shapes(model)
-    return jax.tree.map(
-        lambda leaf, spec: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(mesh, spec)),
-        nn.unbox(boxed),
-        rules.parameter_specs(boxed, mesh.shape),
-    )
+    return rules.sharded_state(mesh, boxed, nn.unbox(boxed))
 
 
 def quantized_shapes(model: nn.Module, mesh: Mesh | AbstractMesh) -> Any:
     """Returns the shapes, dtypes and shardings of the parameters of `quantized` on a mesh."""
     boxed = shapes(model)
     stored = jax.eval_shape(functools.partial(quantized, model), nn.unbox(boxed))
-    return jax.tree.map(
-        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
-        stored,
-        rules.state_shardings(mesh, boxed, stored),
-    )
+    return rules.sharded_state(mesh, boxed, stored)
 
 
 class Outputs(NamedTuple):

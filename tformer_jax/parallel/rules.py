@@ -80,10 +80,10 @@ def parameter_specs(boxed: Any, sizes: Mapping[str, int], rules: Rules = RULES) 
     return jax.tree.map(place, boxed, is_leaf=lambda leaf: isinstance(leaf, nn.LogicallyPartitioned))
 
 
-def state_shardings(
+def sharded_state(
     mesh: Mesh | AbstractMesh, boxed_params: Any, state: Any, *, boxed_moments: Any = None, zero1: bool = False
 ) -> Any:
-    """Returns a `NamedSharding` for each leaf of a training state.
+    """Returns the shapes of a training state with a `NamedSharding` each.
 
     A leaf whose path ends with a parameter's path and which has its shape (a moment, a moving average) is sharded like
     the parameter; with `zero1`, by `ZERO1` unless it is the parameter itself. The parts of a parameter that is stored
@@ -117,7 +117,9 @@ def state_shardings(
                 return NamedSharding(mesh, PartitionSpec(*(side if size == own else None for side, size, own in sides)))
         return replicated(mesh)
 
-    return jax.tree_util.tree_map_with_path(place, state)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place(path, leaf)), state
+    )
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

@@ -92,7 +92,4 @@ def initializer(
         start = jax.eval_shape(init)
     zero1 = cfg.parallel.preset == "zero1"
     moments = optimizers.trainable_shapes(cfg, shapes) if cfg.train.lora_rank else optimizers.split_shapes(cfg)
-    shardings = rules.state_shardings(mesh, shapes, start, boxed_moments=moments, zero1=zero1)
-    return init, jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), start, shardings
-    )
+    return init, rules.sharded_state(mesh, shapes, start, boxed_moments=moments, zero1=zero1)
