@@ -216,7 +216,7 @@ class Training:
         """Returns the actions between steps, in order, each with the steps after which it is due."""
         return [
             (lambda step: True, self.watchdog.beat),
-            (lambda step: True, self._profile),
+            (lambda step: True, lambda: self.profiler.after_step(self.trainer.step, self.trainer.state)),
             (self._logs, self.log),
             (self._validates, self.validate),
             (lambda step: bool(self.callbacks) and (self._logs(step) or self._validates(step)), self._call_back),
@@ -254,9 +254,6 @@ class Training:
                     callback(step, self.trainer.state, dict(metrics))
         self.trainer.meter.restart()
 
-    def _profile(self) -> None:
-        self.profiler.after_step(self.trainer.step, self.trainer.state)
-
     def _stages_begun(self) -> "list[Begun]":
         if not self.cfg.data.stages:
             return []
@@ -284,15 +281,8 @@ class Training:
         devices = list(self.experiment.mesh.devices.flat)
         memory, peak = hardware.memory_bytes(devices), hardware.peak_flops(devices)
         rate = {} if self.experiment.optimizer else {"learning_rate": float(self._schedule(max(updates - 1, 0)))}
-        metrics = (
-            meter.read()
-            | rate
-            | {
-                "tokens": meter.tokens,
-                "seconds": meter.seconds,
-                "memory_bytes": memory,
-            }
-        )
+        metrics = meter.read() | rate
+        metrics |= {"tokens": meter.tokens, "seconds": meter.seconds, "memory_bytes": memory}
         self._logged = metrics
         self.record.metrics.write(trainer.step, "train", metrics)
         every, steps = self.cfg.train.eval_every, self.cfg.train.steps

@@ -228,25 +228,18 @@ def verify(run: Path, latest_step: int | None) -> bool:
     path = weights_json(run)
     if not path.exists():
         return False
-    with _damage_named(run):
+    try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         if facts["at_step"] < (latest_step or 0):
             return False
         if facts["checksums"] != checksums(run / FOLDER):
             raise ValueError("the checksums of its files do not match")
-    return True
-
-
-@contextlib.contextmanager
-def _damage_named(run: Path) -> Iterator[None]:
-    """Raises a `UserError` that names the damaged weights in place of any error of the body."""
-    try:
-        yield
-    except Exception as error:  # Orbax and TensorStore raise various types for damaged files
+    except Exception as error:  # also of a file that is no JSON, or lacks a key
         remedy = "restore it from a copy"
         if run_folder.holds_checkpoint(run):
-            remedy = f"remove {weights_json(run)}, then the newest checkpoint is used"
+            remedy = f"remove {path}, then the newest checkpoint is used"
         raise UserError(f"{run / FOLDER} is damaged ({first_line(error)}): {remedy}") from error
+    return True
 
 
 def checksums(folder: Path) -> dict[str, str]:
