@@ -129,7 +129,11 @@ class Task:
     def without_effect(self, cfg: Config) -> Iterator[str]:
         """Yields a sentence for each setting of data and generation that has no effect, or an unwanted one."""
         if not self.pairs:
-            yield from _unused_pairs(cfg)
+            used = {"long_pairs"} if self.keys == ("messages",) else set()
+            used |= {"source_language"} if cfg.data.normalize else set()
+            for name in ("long_pairs", "shared_vocab", "source_language", "target_language"):
+                if name in cfg.data.changed_settings() and name not in used:
+                    yield f"data.{name}={getattr(cfg.data, name)!r} has no effect without translation"
         if not self.generates:
             by = self.named_by(cfg)
             for name in cfg.decode.changed_settings():
@@ -153,17 +157,6 @@ class Task:
 
     def check_installed(self, cfg: Config) -> None:
         """Raises `UserError` if a metric needs a package that is not installed."""
-
-
-def _unused_pairs(cfg: Config) -> Iterator[str]:
-    if cfg.data.long_pairs != "drop" and task_of(cfg).keys != ("messages",):
-        yield f"data.long_pairs={cfg.data.long_pairs!r} has no effect without translation"
-    if not cfg.data.shared_vocab:
-        yield "data.shared_vocab=False has no effect without translation"
-    unused = ("target_language",) if cfg.data.normalize else ("source_language", "target_language")
-    for name in unused:
-        if name in cfg.data.changed_settings():
-            yield f"data.{name}={getattr(cfg.data, name)!r} has no effect without translation"
 
 
 def tasks_of_family(family: str) -> list[Task]:
