@@ -67,7 +67,7 @@ class Mask:
 
     def block(self, t: jax.Array | int, T: int, s: jax.Array | int, S: int) -> jax.Array | None:
         """Returns the mask of queries t, ..., t + T - 1 and keys s, ..., s + S - 1, in the form of `dense`."""
-        conditions = [self._by_distance(t, T, s, S)]
+        conditions = self._by_distance(t, T, s, S)
         if self.padding_mask is not None:
             conditions.append(_part(self.padding_mask, s, S, 1)[:, None, None, :])
         if self.segments is not None:
@@ -75,10 +75,7 @@ class Mask:
             conditions.append((queries[:, :, None] == keys[:, None, :])[:, None])
         if self.explicit is not None:
             conditions.append(_part(_part(self.explicit, t, T, 2), s, S, 3))
-        result = None
-        for condition in conditions:
-            result = condition if result is None or condition is None else result & condition
-        return result
+        return functools.reduce(operator.and_, conditions) if conditions else None
 
     def attends_to_any(self, T: int, S: int) -> jax.Array | None:
         """Returns which queries may attend to at least one key: bool, broadcastable to [B, T, N]; None: all."""
@@ -133,8 +130,8 @@ class Mask:
             masked |= (below | above).all(axis=0)
         return ~masked
 
-    def _by_distance(self, t, T, s, S) -> jax.Array | None:
-        """Evaluates `positions`, `causal`, `prefix` and `window`: bool [B or 1, 1, T, S]; None if none is set."""
+    def _by_distance(self, t, T, s, S) -> list[jax.Array]:
+        """Evaluates `positions`, `causal` with `prefix`, and `window`, if they are set: bool [B or 1, 1, T or 1, S]."""
         queries, keys = map(jnp.atleast_2d, self.block_positions(t, T, s, S))
         queries, keys = queries[:, None, :, None], keys[:, None, None, :]
         conditions = [] if self.positions is None else [keys >= 0]
@@ -143,7 +140,7 @@ class Mask:
             conditions.append(visible if self.prefix is None else visible | (keys < self.prefix[:, None, None, None]))
         if self.window is not None:
             conditions.append(abs(queries - keys) < self.window)
-        return functools.reduce(operator.and_, conditions) if conditions else None
+        return conditions
 
 
 def as_mask(mask: jax.Array | Mask | None) -> Mask:

@@ -95,13 +95,12 @@ def exponentials(x: Operands, t: int, s: int) -> tuple[jax.Array, jax.Array]:
     if may_attend is not None:
         logits = jnp.where(may_attend, logits, -jnp.inf)
     peak = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True, initial=MASKED_SCORE))
-    if x.sinks is None:
-        weights = jnp.exp(logits - peak)
-        return weights, weights.sum(axis=-1, keepdims=True)
-    sinks = x.sinks[:, None, None]
-    peak = jnp.maximum(peak, jax.lax.stop_gradient(sinks))
+    sinks = None if x.sinks is None else x.sinks[:, None, None]
+    if sinks is not None:
+        peak = jnp.maximum(peak, jax.lax.stop_gradient(sinks))
     weights = jnp.exp(logits - peak)
-    return weights, weights.sum(axis=-1, keepdims=True) + jnp.exp(sinks - peak)
+    total = weights.sum(axis=-1, keepdims=True)
+    return weights, total if sinks is None else total + jnp.exp(sinks - peak)
 
 
 def block_bias(bias: Bias, mask: Mask, t: int, T: int, s: int, S: int) -> jax.Array:
