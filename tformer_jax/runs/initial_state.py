@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from tformer_jax import config
 from tformer_jax.models import registry
 from tformer_jax.models.losses import Teacher
 from tformer_jax.parallel import placement
@@ -45,9 +46,10 @@ def start_or_restore(
             if batches.peek():
                 training_flops(cfg, placed_first())  # traced while the step compiles
     else:
-        saved = run_folder.load_settings(experiment.folder) if experiment.group.first else {}
+        if experiment.group.first:
+            host["settings"] = run_folder.resumable_settings(config.load(experiment.folder / "config.json"))
         start, restored = checkpointer.restore(abstract, quarantine=True)
-        host |= {"settings": saved} | restored
+        host |= restored
     if "batches" in host:
         batches.set_state(host["batches"])
     batches.start()

@@ -216,19 +216,14 @@ def check_resumable(run: Path, cfg: Config, corpus: dict[str, Any]) -> Config:
 
 
 def resumable_settings(cfg: Config) -> dict[str, Any]:
-    """Returns the settings that a resumed run may change, by full name, and JAX's matmul precision, ready for JSON."""
+    """Returns the settings that a resumed run may change, by full name, and JAX's matmul precision, as in JSON."""
     settings = {name: value for name, value in config.flat(cfg).items() if Config.resume_effect(name)}
-    return settings | {provenance.MATMUL_PRECISION: provenance.matmul_precision()}
-
-
-def load_settings(run: Path) -> dict[str, Any]:
-    """Returns the `resumable_settings` of a run's `config.json`, as JSON has them."""
-    return json.loads(json.dumps(resumable_settings(config.load(run / "config.json"))))
+    return json.loads(json.dumps(settings | {provenance.MATMUL_PRECISION: provenance.matmul_precision()}))
 
 
 def changed_settings(before: Mapping[str, Any], cfg: Config) -> list[str]:
     """Returns the settings that differ from earlier `resumable_settings`, as `optim.clip_norm: 1.0 -> 0.5`."""
-    now = json.loads(json.dumps(resumable_settings(cfg)))
+    now = resumable_settings(cfg)
     return [f"{name}: {before[name]!r} -> {now[name]!r}" for name in now if before.get(name, now[name]) != now[name]]
 
 
