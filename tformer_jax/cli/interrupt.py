@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from types import FrameType
 from typing import NoReturn
 
 STATUS = 130
@@ -19,7 +18,7 @@ STATUS = 130
 def install_handler() -> None:
     """Ends the process on SIGINT."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # ignored in background commands of shell scripts
-        signal.signal(signal.SIGINT, _end)
+        signal.signal(signal.SIGINT, lambda *_: end_process())
 
 
 @contextlib.contextmanager
@@ -45,7 +44,3 @@ def end_process() -> NoReturn:
     if "tformer_jax.base.programs" in sys.modules:
         sys.modules["tformer_jax.base.programs"].kill_all()
     os._exit(STATUS)
-
-
-def _end(number: int, frame: FrameType | None) -> NoReturn:
-    end_process()
