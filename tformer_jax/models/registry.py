@@ -133,16 +133,12 @@ def quantized(model: nn.Module, params: Any, exempt: Collection[tuple[str, ...]]
     return unflatten_dict(leaves)
 
 
-def sharded_shapes(model: nn.Module, mesh: Mesh | AbstractMesh) -> Any:
-    """Returns the shapes, dtypes and shardings of the parameters on a mesh."""
+def sharded_shapes(model: nn.Module, mesh: Mesh | AbstractMesh, *, as_int8: bool = False) -> Any:
+    """Returns the shapes, dtypes and shardings of the parameters on a mesh; `as_int8`: of those of `quantized`."""
     boxed = shapes(model)
-    return rules.sharded_state(mesh, boxed, nn.unbox(boxed))
-
-
-def quantized_shapes(model: nn.Module, mesh: Mesh | AbstractMesh) -> Any:
-    """Returns the shapes, dtypes and shardings of the parameters of `quantized` on a mesh."""
-    boxed = shapes(model)
-    stored = jax.eval_shape(functools.partial(quantized, model), nn.unbox(boxed))
+    stored = nn.unbox(boxed)
+    if as_int8:
+        stored = jax.eval_shape(functools.partial(quantized, model), stored)
     return rules.sharded_state(mesh, boxed, stored)
 
 

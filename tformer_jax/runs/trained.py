@@ -65,7 +65,7 @@ def load_trained(
 
 
 def _params(run: Path, cfg: Config, model: nn.Module, mesh: Mesh, group: ProcessGroup, step: int | None) -> Any:
-    abstract = (registry.quantized_shapes if weights.are_quantized(run) else registry.sharded_shapes)(model, mesh)
+    abstract = registry.sharded_shapes(model, mesh, as_int8=weights.are_quantized(run))
     if not run_folder.checkpoints(run).is_dir():
         return weights.load(run, abstract, None)
     with contextlib.closing(Checkpointer(run_folder.checkpoints(run), group=group)) as checkpointer:
