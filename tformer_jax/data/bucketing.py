@@ -84,7 +84,7 @@ def bucketed_once(
     for start in range(0, len(order), rows):
         places = order[start : start + rows]
         longest = pending[places[-1]]
-        own = reader.own([pending[place] for place in places] + [None] * (rows - len(places)))
+        own = reader.shards.select([pending[place] for place in places] + [None] * (rows - len(places)))
         ids = reader.ids([example for example in own if example is not None])
         batch = _bucket_batch(ids, len(own), smallest_fitting(lengths, length_of(longest)), longest.lengths)
         yield {**batch, ORDER: places}
@@ -116,7 +116,7 @@ class BucketIterator(grain.DatasetIterator):
                 self._buckets[length] = []
                 if self._stages is not None:
                     self._stages.count_examples(bucket)
-                own = self._reader.own(bucket)
+                own = self._reader.shards.select(bucket)
                 return self._reader.complete(_bucket_batch(self._reader.ids(own), len(own), length, example.lengths))
 
     def get_state(self) -> dict[str, Any]:

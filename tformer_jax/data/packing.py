@@ -206,7 +206,7 @@ def packed_once(
 
 
 def _own_rows(rows: list[list[PendingExample]], capacity: dict[str, int], reader: RowReader) -> dict[str, np.ndarray]:
-    own = reader.own(rows)
+    own = reader.shards.select(rows)
     ids = iter(reader.ids(list(itertools.chain.from_iterable(own))))
     packed = pack_rows([list(itertools.islice(ids, len(row))) for row in own], capacity, list(rows[0][0].lengths))
     return reader.complete(packed)

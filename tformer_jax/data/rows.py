@@ -104,11 +104,7 @@ class RowReader:
     def __init__(
         self, reader: IndexedReader | Tokenized, convert: FeatureConverter, shards: Shards, taught: Any = None
     ):
-        self._reader, self._convert, self._shards, self._taught = reader, convert, shards, taught
-
-    def own(self, rows: Sequence[T]) -> list[T]:
-        """Selects the rows of a global batch that this process prepares."""
-        return self._shards.select(rows)
+        self._reader, self._convert, self.shards, self._taught = reader, convert, shards, taught
 
     def ids(self, examples: Sequence[PendingExample]) -> list[TokenIds]:
         """Returns the ids of the features of examples, reading them if necessary."""
