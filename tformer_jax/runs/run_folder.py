@@ -38,14 +38,15 @@ from tformer_jax.runs import provenance
 CORPUS = "corpus.json"
 """File that identifies the corpus of a run; runs of imported checkpoints and of older versions have none."""
 CHOSEN_HEAD, IMPORTED = "alignment.json", "imported.json"
-"""File with the cross-attention that aligns words, chosen by given links."""
+"""File with the cross-attention that aligns words, chosen by given links; file that names an imported checkpoint."""
 TEACHER = "teacher.json"
 """File that names the teacher of a run, its weights and their checksum."""
 QUANTIZED = "quantized.json"
 """File of a run with kernels of int8 that names the run from which it was exported."""
 MIXTURE, TRANSFORMS = "the order of the mixture", "the draws of transforms"
-MIXTURE_VERSION, TRANSFORMS_VERSION = 2, 1
 """Names of facts of corpora that are mixed unequally, and of transformed ones."""
+MIXTURE_VERSION, TRANSFORMS_VERSION = 2, 1
+"""Their present values."""
 OPTIMIZER = "the digest of the optimizer"
 """Name of a fact of runs with an optimizer of Python."""
 EARLIER = {
