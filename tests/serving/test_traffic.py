@@ -140,6 +140,20 @@ def test_a_burst_fills_the_rows_before_it_fills_the_queue():
         assert [answer.status_code for answer in at_once(server, 8, "a" * 30)] == [200] * 8
 
 
+def test_accepted_requests_get_their_log_probabilities_although_many_end_at_once(monkeypatch):
+    with live(max_rows=6, queue=1) as server:
+        score = server.model.score
+        monkeypatch.setitem(server.model.__dict__, "score", lambda *given: (time.sleep(0.1), score(*given))[1])
+        server.engine.gate.clear()
+        asked = [server.background(COMPLETE, prompt="ab", logprobs=0) for _ in range(6)]
+        until(lambda: len(server.worker.jobs) == 6)
+        server.engine.gate.set()
+        for thread, _ in asked:
+            thread.join()
+        assert [answer.status_code for _, (answer,) in asked] == [200] * 6
+        assert all(answer.json()["choices"][0]["logprobs"]["tokens"] == ["b", "a"] for _, (answer,) in asked)
+
+
 @contextlib.contextmanager
 def slow_attention(**limits):
     """Runs a server whose pages of attention are the thread that computes them, once the second result is set."""

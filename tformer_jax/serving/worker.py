@@ -96,7 +96,7 @@ class Worker:
     """Runs functions for the event loop in its own thread, in the order of their arrival.
 
     Args:
-        limit: maximum number of functions that wait.
+        limit: maximum number of functions that wait; outputs of the engine have their own limit.
     """
 
     def __init__(self, limit: int) -> None:
@@ -152,16 +152,18 @@ class Worker:
         """Runs a function in the thread, after all events of the job, and returns its result.
 
         Raises:
-            RequestError: `limit` functions wait already, the function fails, or the server is stopping.
+            RequestError: `limit` functions of jobs without outputs of the engine wait already, the function fails,
+                or the server is stopping.
         """
-        if self._computing >= self._limit:
+        counts = not any(isinstance(request, Request) for request in job.requests)  # the engine's rows limit the others
+        if counts and self._computing >= self._limit:
             raise queue_full_error(self._limit)
-        self._computing += 1
+        self._computing += counts
         try:
             self._inbox.put(functools.partial(self._compute, job, function))
             return await job.next()
         finally:
-            self._computing -= 1
+            self._computing -= counts
 
     def stop_jobs(self) -> None:
         """Rejects all open jobs."""
