@@ -199,6 +199,13 @@ def test_markup_is_taken_out_and_put_back(model, strategy):
     assert [*translate.stream_pieces(model[1], texts[2])] == [actual[2]]
 
 
+def test_markup_alone_is_an_output_without_the_space_around_it(model):
+    translate = Translator(config(DecodeConfig(markup="align"), model[0]), model[0], TOKENIZERS)
+    outputs = translate.outputs(model[1], [" ", "\u3000\t", " <b> </b> ", "{0}\n"])
+    assert [output.text for output in outputs] == ["", "", "<b> </b>", "{0}"]
+    assert all(output.placeholders_kept for output in outputs)
+
+
 def test_the_tag_that_a_format_puts_before_a_source_is_no_word():
     """By hand: tokens attend most to the tag. Regression test: words were taken for their neighbors."""
     tagged = WordTokenizer(["a", "b"]).with_symbols(("<hq>", "<bt>"))

@@ -274,10 +274,10 @@ class RowDecoder:
         )
 
     def _blank(self, row: EncodedRequest) -> Output:
-        """Returns the output of an empty row, which is the text if that has only markup to put back."""
+        """Returns the output of an empty row, which is the markup of the text if that has only markup to put back."""
         if self._cfg.decode.markup == "align" and is_blank(take_out(row.text, self._parts[2].placeholders).plain):
             met = self._meets_constraints(row, row.text)
-            return Output(row.text, None, placeholders_kept=True, constraints_met=met)
+            return Output(row.text.strip(), None, placeholders_kept=True, constraints_met=met)
         alignment = () if self._cfg.decode.alignments else None
         return Output("", None, alignment=alignment, constraints_met=self._meets_constraints(row, ""))
 
