@@ -215,6 +215,8 @@ def test_runs_score_outputs_given_texts_and_texts_given_outputs(tmp_path):
         forward = [each.total for each in run.score([(text, output) for output in outputs])]
         reverse = [each.total for each in run.score([(output, text) for output in outputs])]
         np.testing.assert_allclose(rows, np.transpose([forward, reverse]), rtol=1e-5)
+    with pytest.raises(UserError, match="is a translator: name a language model, or write forward="):
+        rerank.compute_features(pools, [f"lm={folder}"], rerank.Metric("chrf"))
 
 
 def test_the_order_of_lists_does_not_matter(tmp_path, capsys):

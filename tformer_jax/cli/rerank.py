@@ -270,6 +270,8 @@ def run_scores(pools: Sequence[Pool], kind: str, run: str) -> list[Sequence[floa
     from tformer_jax.inference.encoding import TextError
 
     loaded = tformer_jax.load(run)
+    if kind == "lm" and loaded.config.model.model_class.reads_source:
+        raise UserError(f"--feature lm={run}: is a translator: name a language model, or write forward={run}")
     owners = [
         (pool.places[number], RUNS[kind](pool.request, pool.written[number]))
         for pool in pools
