@@ -106,6 +106,28 @@ def test_no_text_of_a_language_is_in_two_splits(folder):
     assert sum(split["texts of another split"] for split in corpus.left_out.values()) > 5
 
 
+def test_texts_of_splits_are_compared_as_models_read_them(folder):
+    """Half of the German texts differ from others in a last line end, which cleaning removes."""
+    many = {word: f"{word[:6]} de" + "\n" * (number % 2) for number, word in enumerate(WORDS)}
+    write(folder / "same/de/LC_MESSAGES/app.mo", many)
+    settings = {"directions": ("de-en",), "validation_fraction": 0.3}
+    corpus = load_corpus(config("gettext", "same", **settings), folder)
+    texts = [
+        {example["source"].strip() for example in split} for split in (corpus.train, corpus.validation, corpus.test)
+    ]
+    assert sum(map(len, texts)) == len(set.union(*texts)) == len({text.strip() for text in many.values()})
+    uncleaned = load_corpus(config("gettext", "same", **settings, clean_whitespace=False), folder)
+    assert len(uncleaned.validation) + len(uncleaned.test) > len(corpus.validation) + len(corpus.test)
+
+
+def test_pairs_that_models_read_alike_are_read_once(folder):
+    write(folder / "alike/de/LC_MESSAGES/app.mo", {word: f"{word} de" for word in WORDS})
+    write(folder / "alike/de/LC_MESSAGES/other.mo", {f"{word}\n": f"{word} de\n" for word in WORDS})
+    corpus = load_corpus(config("gettext", "alike", directions=("en-de",)), folder)
+    assert len(corpus.train) + len(corpus.validation) + len(corpus.test) == len(WORDS)
+    assert sum(split["repeated pairs"] for split in corpus.left_out.values()) == len(WORDS)
+
+
 def test_held_out_directions_are_not_in_training(folder):
     corpus = load_corpus(config("gettext", "a", directions=("en-de", "en-fr"), zero_shot=("de-fr",)), folder)
     assert set(corpus.directions) == {"en-de", "en-fr"}

@@ -20,6 +20,7 @@ from tformer_jax.config import Config, DataConfig
 from tformer_jax.config.directions import Direction, with_reverses
 from tformer_jax.data.corpora.corpus import DIRECTIONS, PAIRS, Corpus, DataError, Example, Source
 from tformer_jax.data.corpora.directions import group_by_direction
+from tformer_jax.data.corpora.example import cleaned
 from tformer_jax.data.corpora.filters import Filters
 from tformer_jax.data.corpora.heldout import split_by_share
 from tformer_jax.data.corpora.lines import BadLines
@@ -60,7 +61,7 @@ class Gettext(Source):
     they translate the same message (id, context, domain and folder); the English text is the id. Of equal pairs in one
     direction, only the first is read. A hash of the id determines the split: `data.validation_fraction` of the ids are
     for validation, and as many for the test. Held-out messages lose translations that a message of an earlier split
-    also has, so that no text of a language is in two splits.
+    also has, so that no text of a language is in two splits. Texts are compared as models read them.
 
     Without `data.directions`, these are English to and from each language with at least `ENOUGH` messages, except
     further kinds of English.
@@ -95,10 +96,10 @@ class Gettext(Source):
         messages = reader.read(root, data.train, wanted if data.directions else set())
         directions = data.wanted_directions or [each for each in _default_directions(messages) if each not in zero_shot]
         splits: dict[str, list[Example]] = {}
-        for split, texts in _split_texts(messages, reader).items():
+        for split, texts in _split_texts(data, messages, reader).items():
             filters = Filters(data, training=split == "train")
             listed = (*directions, *(zero_shot if split != "train" else ()))
-            unique = (_unique_pairs(texts, direction, reader.left_out[split]) for direction in listed)
+            unique = (_unique_pairs(data, texts, direction, reader.left_out[split]) for direction in listed)
             splits[split] = list(filters(itertools.chain.from_iterable(unique)))
             reader.left_out[split] += filters.dropped
             if not splits[split]:
@@ -244,7 +245,7 @@ def _is_english(name: str) -> bool:
     return language is not None and language.code == ENGLISH
 
 
-def _split_texts(messages: Messages, reader: CatalogueReader) -> dict[str, list[dict[str, str]]]:
+def _split_texts(data: DataConfig, messages: Messages, reader: CatalogueReader) -> dict[str, list[dict[str, str]]]:
     """Returns the texts of messages by language, for each split.
 
     A text that an earlier split has in the same language is left out, and counted.
@@ -255,24 +256,28 @@ def _split_texts(messages: Messages, reader: CatalogueReader) -> dict[str, list[
     earlier: set[tuple[str, str]] = set()
     for split, members in splits.items():
         for texts in members:
-            for language, _ in texts.items() & earlier:
+            for language, _ in cleaned(data, texts).items() & earlier:
                 del texts[language]
                 reader.left_out[split]["texts of another split"] += 1
-        earlier.update(item for texts in members for item in texts.items())
+        earlier.update(item for texts in members for item in cleaned(data, texts).items())
     return splits
 
 
 def _unique_pairs(
-    messages: Iterable[Mapping[str, str]], direction: Direction, left_out: collections.Counter[str]
+    data: DataConfig,
+    messages: Iterable[Mapping[str, str]],
+    direction: Direction,
+    left_out: collections.Counter[str],
 ) -> Iterator[Example]:
     """Yields each different pair of a direction once, and counts the repeated pairs."""
     seen = set()
     for texts in messages:
         if direction.source not in texts or direction.target not in texts:
             continue
-        pair = texts[direction.source], texts[direction.target]
-        if pair in seen:
+        pair = {"source": texts[direction.source], "target": texts[direction.target]}
+        read = (*cleaned(data, pair).values(),)
+        if read in seen:
             left_out["repeated pairs"] += 1
         else:
-            seen.add(pair)
-            yield {"source": pair[0], "target": pair[1], "direction": str(direction)}
+            seen.add(read)
+            yield {**pair, "direction": str(direction)}
