@@ -174,6 +174,19 @@ def test_malformed_lines_are_counted_if_they_are_skipped(folder, caplog):
         load_corpus(config("gettext", "a", **cfg), folder)
 
 
+def test_a_message_that_a_catalogue_has_twice_is_malformed(folder):
+    """As for msgfmt, whatever its text, its plural and its flags; another context is another message."""
+    path = folder / "a/locale/de/LC_MESSAGES/app.po"
+    more = 'msgctxt "c"\nmsgid "word 1"\nmsgstr "eins"\n\n#, fuzzy\nmsgid "word 1"\nmsgstr "zwei"\n'
+    path.write_text(path.read_text() + f'{more}\nmsgid "word 2"\nmsgid_plural "words"\nmsgstr[0] "a"\nmsgstr[1] "b"\n')
+    line = path.read_text().splitlines().index('msgstr "eins"') + 4
+    with pytest.raises(DataError, match=f"app.po, line {line}: repeats an earlier message; data.on_bad_line='skip'"):
+        load_corpus(config("gettext", "a", directions=("en-de",)), folder)
+    corpus = load_corpus(config("gettext", "a", directions=("en-de",), on_bad_line="skip"), folder)
+    assert {("word 1", "word 1 de"), ("word 1", "eins"), ("word 2", "word 2 de")} < pairs(corpus)["en-de"]
+    assert corpus.left_out["train"]["repeats an earlier message"] == 2
+
+
 def test_a_mark_of_utf8_is_no_text(folder):
     """Regression test: Babel could not read the catalogue."""
     path = folder / "a/locale/de/LC_MESSAGES/app.po"

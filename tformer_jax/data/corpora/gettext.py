@@ -10,11 +10,12 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from babel.messages import Catalog
+from babel.messages import Message as Entry
 from babel.messages.mofile import read_mo
-from babel.messages.pofile import PoFileError, read_po
+from babel.messages.pofile import PoFileError, PoFileParser
 
 from tformer_jax.config import Config, DataConfig
 from tformer_jax.config.directions import Direction, with_reverses
@@ -110,6 +111,20 @@ class Gettext(Source):
         return Corpus(train, splits["validation"], splits["test"], directions=sizes, left_out=reader.left_out)
 
 
+class SourceCatalogue(Catalog):
+    """A catalogue of a .po file, and the messages that it has again, which Babel's merges into the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.repeated: list[Entry] = []
+
+    def __setitem__(self, message_id: Any, message: Entry) -> None:
+        if self.get(message_id, message.context) is None:
+            super().__setitem__(message_id, message)
+        else:
+            self.repeated.append(message)
+
+
 class CatalogueReader:
     """Reads catalogues; counts what is no example, by the split in which it would be."""
 
@@ -168,11 +183,13 @@ class CatalogueReader:
             content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
             file = io.BytesIO(content)
             with contextlib.redirect_stdout(io.StringIO()) as printed:
-                catalogue = read_mo(file) if path.suffix == ".mo" else read_po(file, ignore_obsolete=True)
+                catalogue = read_mo(file) if path.suffix == ".mo" else read_po(file)
         except DAMAGED as error:
             self.bad.reject(path, 1, f"is no catalogue that Babel can read ({error})")
             return Catalog()
-        if path.suffix == ".po":
+        if isinstance(catalogue, SourceCatalogue):
+            for message in catalogue.repeated:
+                self.bad.reject(path, message.lineno or 1, "repeats an earlier message")
             lines = enumerate(map(bytes.strip, content.split(b"\n")), start=1)
             for number, line in lines:  # Babel drops the last letter of such a line
                 if line and not line.startswith(b"#") and not line.endswith(b'"'):
@@ -181,6 +198,13 @@ class CatalogueReader:
             if "num_plurals" not in problem:
                 self.bad.reject(path, int(line), problem)
         return catalogue
+
+
+def read_po(file: BinaryIO) -> SourceCatalogue:
+    """Reads a .po file without its obsolete messages; of a message that is there twice, the first counts."""
+    catalogue = SourceCatalogue()
+    PoFileParser(catalogue, ignore_obsolete=True).parse(file)
+    return catalogue
 
 
 def find_catalogues(root: Path | None, name: str) -> list[Path]:
