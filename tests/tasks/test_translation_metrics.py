@@ -141,6 +141,13 @@ class TestTranslationMetrics:
         TranslationEvaluator(translating("de"), None, Tokenizers(ByteTokenizer(), ByteTokenizer()), segments)
         assert "set eval.bleu_tokenize='zh', or data.target_language (now 'de')" in caplog.text
 
+    def test_a_language_is_no_remedy_if_none_chooses_the_tokenizer(self, caplog):
+        segments = [Segment("a", ("วันนี้อากาศดี",))]
+        TranslationEvaluator(translating("th"), None, Tokenizers(ByteTokenizer(), ByteTokenizer()), segments)
+        assert caplog.messages == [
+            "BLEU's tokenizer 13a does not split the words of most references in 'th'; set eval.bleu_tokenize='char'"
+        ]
+
     def test_a_configured_tokenizer_that_is_not_installed(self, monkeypatch):
         def bleu(**_):
             raise RuntimeError("\nMissing.\n\n    pip install sacrebleu[ja]\n")

@@ -52,9 +52,10 @@ class Bleu(SacreMetric):
     def problem(self, references: Sequence[str]) -> str | None:
         used = self.scorer.tokenizer.signature()
         if better := unsplit(references, used):
+            by_language = f", or data.target_language (now {self.language!r})" if better in BY_SCRIPT.values() else ""
             return (
-                f"BLEU's tokenizer {used} does not split the words of most references; set "
-                f"eval.bleu_tokenize={better!r}, or data.target_language (now {self.language!r})"
+                f"BLEU's tokenizer {used} does not split the words of most references in {self.language!r}; "
+                f"set eval.bleu_tokenize={better!r}{by_language}"
             )
         return None
 
