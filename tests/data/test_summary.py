@@ -215,6 +215,21 @@ def test_texts_with_several_labels(tmp_path):
     assert "2 of 5 examples of train have the text of another one with another label" in told
 
 
+def test_texts_of_splits_are_compared_as_normalized():
+    """Held-out pairs of decomposed letters and of capitals, which the model reads as training pairs; in training, they
+    are no duplicates for the filter, which reads them as they are."""
+    train = [pair("caf\u00e9", "b"), pair("x", "y"), pair("X", "Y")]
+    held_out = [pair("cafe\u0301", "B"), pair("X", "z"), pair("new", "b")]
+    corpus = Corpus(train, held_out, held_out)
+    actual = {}
+    for steps in ((), ("nfkc",), ("nfkc", "lowercase")):
+        cfg = dataclasses.replace(CFG, data=dataclasses.replace(CFG.data, normalize=steps))
+        split = summarize(cfg, corpus, train_tokenizers(cfg.data, train))
+        assert split["train"].duplicates == 0
+        actual[steps] = (split["validation"].in_training, split["validation"].known_sources)
+    assert actual == {(): (0, 1), ("nfkc",): (0, 2), ("nfkc", "lowercase"): (1, 1)}
+
+
 def test_texts_of_training_with_other_labels():
     cfg = Config(model=ModelConfig(family="classifier", max_length=16), data=CFG.data)
     train = [{"text": text, "label": label} for text, label in (("a", "x"), ("b", "y"), ("c", "y"))]

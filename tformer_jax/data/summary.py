@@ -15,7 +15,7 @@ from tformer_jax.data.corpora.corpus import Endless, affordable, spread
 from tformer_jax.data.corpora.example import NO_TEXT, cleaned, is_blank_side, length_ratio
 from tformer_jax.data.features import IdReader, evaluation_converter, feature_converter
 from tformer_jax.data.rows import id_reader
-from tformer_jax.data.tokenizers import Tokenizers
+from tformer_jax.data.tokenizers import Tokenizers, normalizer
 from tformer_jax.data.transforms import build_formats, build_transforms
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ def language_lines(summaries: dict[str, LanguageSummary]) -> Iterator[str]:
 SPLITS = ("train", "validation", "test")
 TOKENIZED = 10_000
 """Maximum number of examples of a split whose tokens are counted."""
+COMPARED_AFTER = ("nfkc", "lowercase")
+"""Steps of `data.normalize` after which texts of two splits are compared: those that take little time."""
 COMPARED = 200_000
 """Maximum number of training examples among which duplicates and held-out examples are looked for."""
 GENERATED = 1_000
@@ -248,18 +250,26 @@ class SeenExamples:
 def _compare(
     cfg: Config, summary: SplitSummary, examples: Sequence[Example], trained: SeenExamples, *, training: bool
 ) -> None:
-    """Counts duplicates, held-out examples of the training split, blank texts and what looks misaligned."""
+    """Counts duplicates, held-out examples of the training split, blank texts and what looks misaligned.
+
+    What `data.filters` would drop is compared as these filters do, other texts also after `COMPARED_AFTER`.
+    """
     if isinstance(examples, Endless):
         return
     seen = trained if training else SeenExamples()
     chosen = spread(len(examples), COMPARED)
     summary.compared, seen.share = len(chosen), len(chosen) / max(len(examples), 1)
     summary.share_of_training = trained.share
+    normalize = normalizer([step for step in cfg.data.normalize if step in COMPARED_AFTER], "")
+    earlier: set[int] = set()
     for index in chosen:
         example = examples[index]
-        read = cleaned(cfg.data, example)
-        whole = hash(tuple(item for item in read.items() if item[0] != "links"))
-        summary.duplicates += whole in seen.examples
+        filtered = cleaned(cfg.data, example)
+        read = {key: text if key in NO_TEXT else normalize(text) for key, text in filtered.items()}
+        whole = _hash_of(read)
+        repeated = _hash_of(filtered)
+        summary.duplicates += repeated in earlier
+        earlier.add(repeated)
         summary.in_training += not training and whole in trained.examples
         seen.examples.add(whole)
         summary.quoted += _is_quoted([text for key, text in example.items() if key not in NO_TEXT])
@@ -274,8 +284,12 @@ def _compare(
             known = not training and text in trained.inputs
             summary.known_sources += known and whole not in trained.examples
             seen.inputs[text] = ""
-            summary.identical_sides += read["source"] == read["target"]
-            summary.large_ratio += length_ratio(read) > LARGE_RATIO
+            summary.identical_sides += filtered["source"] == filtered["target"]
+            summary.large_ratio += length_ratio(filtered) > LARGE_RATIO
+
+
+def _hash_of(example: Example) -> int:
+    return hash(tuple(item for item in example.items() if item[0] != "links"))
 
 
 def _changed_shares(cfg: Config, examples: Sequence[Example], transforms: "Transforms") -> list[tuple[str, float]]:
