@@ -260,14 +260,17 @@ def _compare(
     chosen = spread(len(examples), COMPARED)
     summary.compared, seen.share = len(chosen), len(chosen) / max(len(examples), 1)
     summary.share_of_training = trained.share
-    normalize = normalizer([step for step in cfg.data.normalize if step in COMPARED_AFTER], "")
+    steps = [step for step in cfg.data.normalize if step in COMPARED_AFTER]
+    normalize = normalizer(steps, "") if steps else None
     earlier: set[int] = set()
     for index in chosen:
         example = examples[index]
         filtered = cleaned(cfg.data, example)
-        read = {key: text if key in NO_TEXT else normalize(text) for key, text in filtered.items()}
-        whole = _hash_of(read)
-        repeated = _hash_of(filtered)
+        repeated = whole = _hash_of(filtered)
+        read = filtered
+        if normalize is not None:
+            read = {key: text if key in NO_TEXT else normalize(text) for key, text in filtered.items()}
+            whole = _hash_of(read)
         summary.duplicates += repeated in earlier
         earlier.add(repeated)
         summary.in_training += not training and whole in trained.examples
