@@ -241,6 +241,8 @@ def test_an_adapter_of_a_changed_base_needs_its_name(change, imported, tmp_path)
     run = tuned(tmp_path / "base", tmp_path)
     with pytest.raises(UserError, match=f"base is .* with {change}: export it, and name it by --base"):
         export_hf.main(["--run", str(run), str(tmp_path / "out"), "--format", "peft", "--no-check"])
+    with pytest.raises(UserError, match=f"the base {folder} must be the checkpoint or an export of .*base, from which"):
+        export_hf.main(["--run", str(run), str(tmp_path / "out"), "--format", "peft", "--base", str(folder)])
     export_hf.main(["--run", str(tmp_path / "base"), str(tmp_path / "exported"), "--no-check"])
     export_hf.main(["--run", str(run), str(tmp_path / "out"), "--format", "peft", "--base", str(tmp_path / "exported")])
 

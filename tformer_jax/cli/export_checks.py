@@ -84,9 +84,13 @@ def check_adapter(folder: Path, base: str, run: tj.Run) -> str:
     import peft
 
     name = f"PEFT {peft.__version__}"
-    with without_warnings(), _failures_reported(f"{name} cannot load the adapter"):
-        adapted = peft.PeftModel.from_pretrained(_load_theirs(Path(base), run), str(folder)).eval()
-        difference = _check_logits(adapted, run)
+    try:
+        with without_warnings(), _failures_reported(f"{name} cannot load the adapter"):
+            adapted = peft.PeftModel.from_pretrained(_load_theirs(Path(base), run), str(folder)).eval()
+            difference = _check_logits(adapted, run)
+    except Difference as error:
+        wanted = f"the checkpoint or an export of {run.config.train.start_from}, from which the run started"
+        raise Difference(f"{error}: the base {base} must be {wanted}") from error
     return f"checked with {name}: logits within {difference:.0e} (at most {TOLERANCE:.0e})"
 
 
