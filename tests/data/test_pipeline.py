@@ -260,8 +260,8 @@ def test_training_data_of_long_pairs_alone_is_an_error():
         check_predictable(cfg, Corpus(blank, PAIRS, PAIRS), tokenizers)
 
 
-def test_a_large_corpus_of_long_pairs_is_not_read_whole(monkeypatch):
-    """Regression test: 40 million pairs, of which none fits the model, were tokenized for hours before the error."""
+def test_a_large_corpus_of_long_pairs_is_not_read_whole_without_a_word(monkeypatch, caplog):
+    """Regression test: 40 million pairs, of which none fits the model, were tokenized before the error."""
 
     class Counted(list):
         read = 0
@@ -273,11 +273,18 @@ def test_a_large_corpus_of_long_pairs_is_not_read_whole(monkeypatch):
     cfg, _, tokenizers = setup("translation in buckets")
     monkeypatch.setattr(pipeline, "CHECKED", 2)
     train = Counted([LONG] * (5 * pipeline.BLOCK))
-    with pytest.raises(DataError, match="1,024 evenly spread pairs of split train are longer than 16 or 16 tokens"):
+    with pytest.raises(DataError, match="all pairs of split train are longer than 16 or 16 tokens: increase the last"):
         check_predictable(cfg, Corpus(train, PAIRS, PAIRS), tokenizers)
-    assert train.read == 3 * pipeline.BLOCK  # the first again: whether it has blank sides
-    train[2 * pipeline.BLOCK] = PAIRS[0]  # the first of the second block
+    told = (
+        "none of 1,024 evenly spread pairs of split train fits into 16 or 16 tokens, so that all are read now: increase"
+    )
+    assert told in caplog.text
+    train[-1] = PAIRS[0]  # in no block of those
     check_predictable(cfg, Corpus(train, PAIRS, PAIRS), tokenizers)
+    caplog.clear()
+    train[2 * pipeline.BLOCK], train.read = PAIRS[0], 0  # in the second block of those
+    check_predictable(cfg, Corpus(train, PAIRS, PAIRS), tokenizers)
+    assert train.read == 2 * pipeline.BLOCK and not caplog.text
 
 
 def test_generated_examples_are_checked_in_little_memory():

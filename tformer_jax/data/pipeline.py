@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Iterator, Sequence
 
 from tformer_jax.config import Config, kinds
@@ -26,7 +27,7 @@ from tformer_jax.data.transforms import build_formats
 
 PREFETCHED_BATCHES = 8
 CHECKED = 256
-"""Maximum number of blocks of training examples that are read to see whether any fits the model."""
+"""Number of blocks of training examples of which one should have an example that fits the model."""
 TOKEN_KEYS = {"source", "target_in", "target_out", "tokens", "targets"}
 """Keys of a batch whose values are token ids."""
 
@@ -114,30 +115,39 @@ def check_predictable(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> No
 
 
 def _check_fitting(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> None:
-    """Raises `DataError` if all training pairs or conversations would be dropped, or those of `CHECKED` blocks."""
+    """Raises `DataError` if all training pairs or conversations would be dropped.
+
+    If there is no other in `CHECKED` blocks, warns before it reads all.
+    """
     task, convert = task_of(cfg), feature_converter(cfg, tokenizers)
     if not (convert.drop and task.pairs) and task.keys != CHATS:
         return
     reader = id_reader(corpus.train, tokenizers)
     blocks = -(-len(reader) // BLOCK)
-    starts = [BLOCK * block for block in spread(blocks, CHECKED)]
 
-    def has_examples(convert: FeatureConverter) -> bool:
+    def has_examples(convert: FeatureConverter, chosen: Sequence[int]) -> bool:
         convert.reported = True  # training reports what it drops
         read = pending_reader(reader, convert)
-        return any(read(range(start, min(start + BLOCK, len(reader)))) for start in starts)
+        return any(read(range(BLOCK * block, min(BLOCK * (block + 1), len(reader)))) for block in chosen)
 
-    if has_examples(convert):
+    if has_examples(convert, spread(blocks, CHECKED)):
         return
     what = "pairs" if task.pairs else "conversations"
-    checked = f"all {what}" if blocks <= CHECKED else f"{CHECKED * BLOCK:,} evenly spread {what}"
-    if task.pairs and not has_examples(dataclasses.replace(convert, drop=False)):
-        raise DataError(f"{checked} of split train have a blank side: name other data")
-    raise DataError(
-        f"{checked} of split train are longer than "
-        f"{f'{convert.source_length} or ' if task.pairs else ''}{convert.length} tokens: increase "
-        f"{convert.settings[0]}, or set data.long_pairs='truncate'"
-    )
+    limit = f"{f'{convert.source_length} or ' if task.pairs else ''}{convert.length} tokens"
+    remedy = f"increase {convert.settings[0]}, or set data.long_pairs='truncate'"
+    if blocks > CHECKED:
+        logging.getLogger(__name__).warning(
+            "none of %s evenly spread %s of split train fits into %s, so that all are read now: %s",
+            f"{CHECKED * BLOCK:,}",
+            what,
+            limit,
+            remedy,
+        )
+        if has_examples(convert, range(blocks)):
+            return
+    if task.pairs and not has_examples(dataclasses.replace(convert, drop=False), range(blocks)):
+        raise DataError("all pairs of split train have a blank side: name other data")
+    raise DataError(f"all {what} of split train are longer than {limit}: {remedy}")
 
 
 def _has_tokens(example: Example, tokenizers: Tokenizers) -> bool:
