@@ -116,9 +116,12 @@ class Learned(EmbeddingPositions):
         init = named(nn.initializers.normal(cfg.init_std), None, axes.EMBED)
         rows = cfg.position_offset + cfg.max_length
         table = self.param("embedding", init, (rows, cfg.dim), jnp.dtype(cfg.param_dtype))
-        positions, wide, names = cfg.position_offset + positions, table.astype(jnp.float32), (None, axes.EMBED)
-        vectors = with_gathered(lambda rows, table: lookup(table, rows), positions, wide, names, dtype=table.dtype)
-        return vectors.astype(cfg.dtype)
+        positions, wide = cfg.position_offset + positions, table.astype(jnp.float32)
+        return with_gathered(_vectors, positions, wide, (None, axes.EMBED), dtype=table.dtype).astype(cfg.dtype)
+
+
+def _vectors(positions: jax.Array, table: jax.Array) -> jax.Array:
+    return lookup(table, positions)
 
 
 def position_kind(cfg: ModelConfig) -> Any:

@@ -83,7 +83,7 @@ def parameter_specs(boxed: Any, sizes: Mapping[str, int], rules: Rules = RULES) 
 def sharded_state(
     mesh: Mesh | AbstractMesh, boxed_params: Any, state: Any, *, boxed_moments: Any = None, zero1: bool = False
 ) -> Any:
-    """Returns the shapes of a training state with a `NamedSharding` each.
+    """Returns the shape, dtype and `NamedSharding` of each leaf of a training state.
 
     A leaf whose path ends with a parameter's path and which has its shape (a moment, a moving average) is sharded like
     the parameter; with `zero1`, by `ZERO1` unless it is the parameter itself. The parts of a parameter that is stored
