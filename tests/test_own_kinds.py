@@ -21,8 +21,8 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.cli import evaluate, generate, train
 from tformer_jax.config import Config, DataConfig, EvalConfig, ModelConfig, kinds
 from tformer_jax.config.metrics import lower_is_better
-from tformer_jax.config.task import Task
 from tformer_jax.data.transforms.texts import TextTransform
+from tformer_jax.tasks.task import Task
 from tformer_jax.tasks.token_prediction import TokenPrediction
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -22,7 +22,7 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import as_path, resolved
 from tformer_jax.config import Config, DecodeConfig, read_mesh
 from tformer_jax.config.layers import MEANS
-from tformer_jax.config.task import Task, task_of
+from tformer_jax.config.task import task_of
 from tformer_jax.data.chat.messages import Chat, Message
 from tformer_jax.data.tokenizers import Tokenizers, same_tokens
 from tformer_jax.inference.arguments import (
@@ -53,6 +53,7 @@ from tformer_jax.parallel import rules
 from tformer_jax.parallel.mesh import make_mesh
 from tformer_jax.runs import run_folder
 from tformer_jax.runs.trained import load_trained
+from tformer_jax.tasks.task import Task
 
 if TYPE_CHECKING:
     from tformer_jax.report.history_plot import Plot

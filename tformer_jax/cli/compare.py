@@ -10,7 +10,6 @@ from tformer_jax.base import checks
 from tformer_jax.cli import report
 from tformer_jax.cli.common import add_number, add_path, check_writable, new_parser, run_path
 from tformer_jax.cli.tables import make_table, table_console
-from tformer_jax.config.task import Task
 from tformer_jax.report import run
 from tformer_jax.report.bootstrap import Estimate
 from tformer_jax.report.charts import title_of
@@ -24,6 +23,7 @@ from tformer_jax.report.sections import (
     format_metric,
     format_p_value,
 )
+from tformer_jax.tasks.task import Task
 
 COMPARED = ("chrf", "bleu")
 """Metrics of the table of directions."""

@@ -93,7 +93,7 @@ TASKS = Kinds(
     pretraining="tformer_jax.tasks.pretraining:PRETRAINING",
     chat="tformer_jax.tasks.chat:CHAT",
 )
-"""Tasks; see `config.task.Task`."""
+"""Tasks; see `tasks.task.Task`."""
 ATTENTIONS = Kinds(
     multi_head="tformer_jax.nn.attention:Attention",
     basic="tformer_jax.nn.attention:BasicAttention",

@@ -12,9 +12,9 @@ from sacrebleu.significance import estimate_ci
 from tformer_jax.base.errors import UserError
 from tformer_jax.config import EvalConfig, kinds
 from tformer_jax.config.metrics import Metric, build_metric
-from tformer_jax.config.task import Task
 from tformer_jax.report.outputs import Outputs
 from tformer_jax.tasks.metrics.bleu import Bleu
+from tformer_jax.tasks.task import Task
 
 RESAMPLES = 1000
 PERCENT = 100.0

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import sacrebleu
 
-from tformer_jax.config.task import Task
+from tformer_jax.tasks.task import Task
 
 SHOWN = 12
 """Number of outputs in each group of a report."""

@@ -13,11 +13,12 @@ from tformer_jax.base.errors import UserError
 from tformer_jax.base.paths import resolved
 from tformer_jax.config import Config
 from tformer_jax.config.convert import flat_values
-from tformer_jax.config.task import Task, task_of_settings
+from tformer_jax.config.task import task_of_settings
 from tformer_jax.report.outputs import Outputs
 from tformer_jax.report.series import Series
 from tformer_jax.runs import guards, run_folder
 from tformer_jax.runs.run_folder import read_records
+from tformer_jax.tasks.task import Task
 
 ENDED = ("finished", "stopped", "failed")
 """Kinds of events with which a run ends, which are then its status."""

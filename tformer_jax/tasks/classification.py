@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tformer_jax.config import Config
-from tformer_jax.config.task import Task
+from tformer_jax.tasks.task import Task
 
 
 class Classification(Task):

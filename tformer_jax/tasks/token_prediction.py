@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from tformer_jax.config.metrics import PER_TOKEN
-from tformer_jax.config.task import Task
+from tformer_jax.tasks.task import Task
 
 
 class TokenPrediction(Task):

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tformer_jax.config import Config, DataConfig
-from tformer_jax.config.task import NO_MOSES
+from tformer_jax.tasks.task import NO_MOSES
 from tformer_jax.tasks.token_prediction import TokenPrediction
 
 
