@@ -9,9 +9,6 @@ from tformer_jax.config.fields import ConfigError
 if TYPE_CHECKING:
     from tformer_jax.tasks.task import Task
 
-Config = Any
-"""A `config.schema.Config`, whose module imports this one."""
-
 
 def tasks_of_family(family: str) -> "list[Task]":
     """Returns the tasks for which a model family is trained, the main one first."""
@@ -41,8 +38,8 @@ def find_task(name: str | None, family: str, objective: str | None) -> "Task":
     raise ConfigError(f"data.objective={objective!r}: must be one of {allowed} for model.family={family!r}")
 
 
-def task_of(cfg: Config) -> "Task":
-    """Returns the task of a config."""
+def task_of(cfg: Any) -> "Task":
+    """Returns the task of a `config.schema.Config`."""
     return find_task(cfg.task, cfg.model.family, cfg.data.objective)
 
 

@@ -3,8 +3,11 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
-from tformer_jax.config import Config, kinds
+from tformer_jax.config import kinds
 from tformer_jax.config.fields import ConfigError
+
+Config = Any
+"""A `config.schema.Config`, whose module imports this one for type checkers."""
 
 TUPLES = ("objectives", "keys", "batchings", "metrics", "verbs", "label_settings")
 """Attributes of a task that are tuples of texts."""
