@@ -217,6 +217,8 @@ def test_a_name_stands_for_one_kind():
         kinds.NORMS["layernorm"] = kinds.NORMS["scalenorm"]
     with pytest.raises(UserError, match="'tagging' is registered already"):
         kinds.TASKS["tagging"] = type("Other", (Task,), {})()
+    with pytest.raises(UserError, match="'layernorm' is registered already"):
+        kinds.NORMS.update(layernorm=kinds.NORMS["scalenorm"])
 
 
 @pytest.mark.usefixtures("outside")

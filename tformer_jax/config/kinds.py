@@ -13,7 +13,7 @@ import importlib
 import os
 import pkgutil
 import sys
-from collections import ChainMap
+from collections import ChainMap, UserDict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +22,7 @@ from tformer_jax.base.errors import UserError, one_line
 Declared = TypeVar("Declared", bound=Callable[..., Any])
 
 
-class Kinds(dict[str, Any]):
+class Kinds(UserDict[str, Any]):
     """Kinds by name."""
 
     def __setitem__(self, name: str, kind: Any) -> None:
