@@ -1,4 +1,4 @@
-"""Freed memory stays with the process and is not mapped again."""
+"""Freed memory stays with the process and is not mapped again; cores are those that the process may use."""
 
 import resource
 import subprocess
@@ -58,3 +58,30 @@ def test_the_peak_memory_where_there_is_no_proc(monkeypatch):
     for system, peak in (("linux", 3 * 1024), ("darwin", 3)):  # kilobytes, bytes
         monkeypatch.setattr(sys, "platform", system)
         assert cpu.peak_bytes() == peak
+
+
+@pytest.mark.parametrize(
+    ("quotas", "cores"),
+    [
+        ({}, 8),
+        ({"a/b": "max 100000"}, 8),
+        ({"a/b": "250000 100000"}, 3),
+        ({"a/b": "50000 100000"}, 1),
+        ({"a": "200000 100000", "a/b": "700000 100000"}, 2),
+        ({"": "400000 100000"}, 4),
+        ({"other": "100000 100000"}, 8),
+    ],
+)
+def test_a_container_has_the_cores_of_its_quota(quotas, cores, tmp_path, monkeypatch):
+    """Regression test: a container with two of 64 cores recorded 64, and decoded with as many engines."""
+    monkeypatch.setattr(cpu.os, "sched_getaffinity", lambda process: set(range(8)))
+    monkeypatch.setattr(cpu, "GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(cpu, "OWN_GROUPS", tmp_path / "cgroup")
+    (tmp_path / "cgroup").write_text("1:cpu:/other\n0::/a/b\n")
+    for name, quota in quotas.items():
+        folder = tmp_path / "groups" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "cpu.max").write_text(f"{quota}\n")
+    assert cpu.usable_cores() == cores
+    (tmp_path / "cgroup").unlink()
+    assert cpu.usable_cores() == 8

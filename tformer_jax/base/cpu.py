@@ -1,9 +1,11 @@
 """CPU tuning that needs no JAX: glibc's allocator, options of XLA's compiler, and peak memory. See also `nn.xla`."""
 
 import ctypes
+import math
 import os
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ LONG_COMPILATION = 0.5
 """Seconds of a compilation after which memory is returned."""
 OPTIMIZATION_LEVEL = "xla_backend_optimization_level"
 """Option of XLA's compiler, 3 by default."""
+OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+"""Linux' control groups: the file that names those of this process, and the folder of all."""
 
 
 def keep_memory() -> bool:
@@ -112,8 +116,20 @@ def initialization_options(platform: str) -> dict[str, Any] | None:
 
 
 def usable_cores() -> int:
-    """Returns the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Returns the number of CPU cores that this process may use, by its affinity and the quotas of its container."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min([cores, *map(math.ceil, _quotas())])
+
+
+def _quotas() -> Iterator[float]:
+    """Yields the quotas of the control groups (version 2) around this process, in cores."""
+    named = OWN_GROUPS.read_text().splitlines() if OWN_GROUPS.exists() else []
+    for own in (line.removeprefix("0::/") for line in named if line.startswith("0::/")):
+        for group in (GROUPS / own, *(GROUPS / own).parents):
+            if group.is_relative_to(GROUPS) and (group / "cpu.max").exists():
+                quota, period = (group / "cpu.max").read_text().split()
+                if quota != "max":
+                    yield int(quota) / int(period)
 
 
 def peak_bytes() -> int:
