@@ -25,7 +25,7 @@ LONG_COMPILATION = 0.5
 OPTIMIZATION_LEVEL = "xla_backend_optimization_level"
 """Option of XLA's compiler, 3 by default."""
 OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-"""Linux' control groups: the file that names those of this process, and the folder of all."""
+"""Linux' control groups: the file that names the groups of this process, and the folder of all groups."""
 
 
 def keep_memory() -> bool:

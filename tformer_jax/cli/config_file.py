@@ -136,7 +136,7 @@ def run_file(path: Path, variant: Sequence[str]) -> ConfigDict:
 
 
 def _starting_from_import(cfg: Config, run: Path) -> Config:
-    """Returns the config of a run; that of an imported run trains its parameters, not new ones."""
+    """Returns the config of a run; if the run was imported, the config trains its parameters, not new ones."""
     from tformer_jax.runs.run_folder import IMPORTED
 
     if cfg.train.start_from is not None or not (run / IMPORTED).is_file():

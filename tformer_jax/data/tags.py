@@ -53,7 +53,7 @@ class Tags(NamedTuple):
         return cls(data.source_tags, data.target_tags, *ids)
 
     def of_sides(self, ids: Block) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
-        """Returns the tags of sources and those of targets of examples with directions: int32 [examples] each."""
+        """Returns the source tags and the target tags of examples with directions: int32 [examples] each."""
         languages = Direction(*ids["direction"].ids.reshape(-1, 2).T)
         sources = tuple(self.source_ids[getattr(languages, name)] for name in self.source)
         return sources, tuple(self.target_ids[getattr(languages, name)] for name in self.target)

@@ -26,7 +26,7 @@ from tformer_jax.nn.module import named_leaves
 
 STEM = "base_model.model."
 TASKS = {"seq2seq": "SEQ_2_SEQ_LM", "decoder_lm": "CAUSAL_LM"}
-"""`task_type` by our family; with that of classifiers, PEFT would expect the arrays of the head in every adapter."""
+"""`task_type` by our family; for `SEQ_CLS`, PEFT would expect the arrays of the head in every adapter."""
 FACTOR = re.compile(r"(.+)\.lora_([AB])\.weight")
 COPIES = re.compile(r"\.(modules_to_save|original_module)\.")
 """Part of the names of biases that `bias="all"` writes beside a module held as a whole, and that PEFT does not load."""

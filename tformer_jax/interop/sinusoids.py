@@ -25,7 +25,7 @@ def read(arrays: Mapping[str, Any], settings: Settings) -> Settings:
     """Returns the settings of positions whose tables are among the arrays, given those that config.json implies.
 
     Raises:
-        UserError: a table has other positions, or those of two tables differ.
+        UserError: a table has other positions, or two tables have different ones.
     """
     position = settings["position"]
     tables = [name for name in arrays if name.endswith(("embed_positions.weight", "embed_positions.weights"))]
@@ -40,7 +40,7 @@ def read(arrays: Mapping[str, Any], settings: Settings) -> Settings:
 
 
 def write(cfg: ModelConfig, architecture: Architecture) -> dict[str, np.ndarray]:
-    """Returns the tables that a checkpoint needs, which are those of Marian-NMT's positions."""
+    """Returns the tables of Marian-NMT's positions, which a checkpoint needs."""
     given = {name: getattr(cfg, name) for name in MARIAN_NMT}
     if not architecture.stored_sinusoids or given != MARIAN_NMT:
         return {}

@@ -134,7 +134,7 @@ def quantized(model: nn.Module, params: Any, exempt: Collection[tuple[str, ...]]
 
 
 def sharded_shapes(model: nn.Module, mesh: Mesh | AbstractMesh, *, as_int8: bool = False) -> Any:
-    """Returns the shapes, dtypes and shardings of the parameters on a mesh; `as_int8`: of those of `quantized`."""
+    """Returns the shapes, dtypes and shardings of the parameters on a mesh; `as_int8`: as `quantized` returns them."""
     boxed = shapes(model)
     stored = nn.unbox(boxed)
     if as_int8:

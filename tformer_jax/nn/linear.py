@@ -115,7 +115,7 @@ def _multiply(contracted: int, dtype: Any, x: jax.Array, matrix: jax.Array) -> j
 
 
 def operand_dtype(dtype: Any) -> Any:
-    """Returns the dtype of the operands of products in `dtype`: the same, or that of JAX's matmul precision on a CPU.
+    """Returns the dtype of operands in products of `dtype`: the same, or on a CPU the one of JAX's matmul precision.
 
     XLA for CPUs ignores this precision. With it, train steps on an Intel Xeon with AMX are 1.5 to 1.9 times as fast
     (configs/results/benchmarks/train_intel_bfloat16.json).

@@ -52,7 +52,7 @@ class Evaluations:
         self.evaluated_at = step
 
     def seconds_left(self, step: int) -> float | None:
-        """Estimates the time of the evaluations from a step on by that of the last one; None before the first one."""
+        """Estimates the time of the evaluations from a step on by the last one; None before the first one."""
         if self._seconds is None:
             return None
         cfg, corpus = self._experiment.cfg, self._experiment.corpus

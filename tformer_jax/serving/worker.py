@@ -171,7 +171,7 @@ class Worker:
             job.put(stopping_error())
 
     def _most_running(self, requests: Sequence[Request | Empty]) -> int:
-        """Returns how many of these requests and those of all jobs need not wait, at most, in an engine."""
+        """Returns the maximum number of requests, of all jobs and these, that an engine serves without waiting."""
         return 0
 
     def _run(self) -> None:

@@ -24,7 +24,7 @@ from tformer_jax.train.parameters import STACKED_AXES, Adapted, base, match_glob
 
 
 def trainable_shapes(train: TrainConfig, shapes: Any) -> Any:
-    """Returns the boxed shapes of the trainable parameters: of the factors, and those of `train.lora_whole`.
+    """Returns the boxed shapes of the trainable parameters: the factors and `train.lora_whole`.
 
     A [*layers, *inputs, r] and B [*layers, r, *outputs] have the axes of their kernel.
 

@@ -29,7 +29,7 @@ from transformers import PreTrainedTokenizerFast
 
 
 class ExportedTokenizer(PreTrainedTokenizerFast):
-    """A tokenizer whose parts are those of tokenizer.json."""
+    """A tokenizer with the parts of tokenizer.json."""
 '''
 
 
@@ -97,7 +97,7 @@ def _is_plain_model(tokenizer: Tokenizer) -> TypeGuard[SentencePieceTokenizer]:
 
 
 def _is_m2m_100(tokenizer: Tokenizer) -> bool:
-    """Returns whether a tokenizer is that of M2M-100, whose tags follow the vocabulary of its SentencePiece model."""
+    """Returns whether this is M2M-100's tokenizer, whose tags follow the vocabulary of its SentencePiece model."""
     return _is_plain_model(tokenizer) and tokenizer.vocab is not None and not tokenizer.codes
 
 

@@ -106,7 +106,7 @@ class EngineGroup:
         """Steps all engines with requests, and returns their events.
 
         Raises:
-            Exception: that of an engine, after the steps of the others.
+            Exception: an engine raised it; the others have stepped.
         """
         busy = [index for index, engine in enumerate(self._engines) if not engine.idle]
         share = 1 / max(-(-len(busy) // self._threads), 1)

@@ -32,7 +32,7 @@ Carry = TypeVar("Carry")
 
 
 class Inputs(NamedTuple):
-    """Differentiable inputs; or their gradients in float32, of which those of k and v are [B, K, H, S]."""
+    """Differentiable inputs; or their gradients in float32, for k and v [B, K, H, S]."""
 
     q: jax.Array
     """[B, K, G, T, H], T a multiple of `Grid.rows`; multiplied by the scale of the scores."""
