@@ -1,9 +1,12 @@
 """What users see of a run: rates, percentages of time, and when they are shown."""
 
+import concurrent.futures
+import functools
 import json
 import math
 import subprocess
 import sys
+import time
 import types
 
 import jax
@@ -127,6 +130,21 @@ def test_a_compilation_is_timed():
     before, size = compile_seconds(), jnp.ones(17)
     jax.jit(lambda x: jnp.sin(x) @ jnp.cos(x))(size)
     assert compile_seconds() > before
+
+
+def test_compilations_of_several_threads_count_once():
+    functions = [lambda x, n=n: functools.reduce(lambda y, _: jnp.sin(y) @ y, range(40), x) + n for n in range(3)]
+    started, before = time.perf_counter(), compile_seconds()
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        list(threads.map(lambda function: jax.jit(function)(jnp.ones((9, 9))), functions))
+    assert 0 < compile_seconds() - before <= time.perf_counter() - started
+
+
+def test_compile_time_is_of_the_union_of_events():
+    time_of_events = meter.CompileTime()
+    for begin, end in ((1, 2), (4, 5), (3, 6), (5.5, 7), (8, 9)):
+        time_of_events.add(begin, end)
+    assert time_of_events.seconds == 1 + 4 + 1
 
 
 def test_skipped_steps_are_counted_and_left_out():

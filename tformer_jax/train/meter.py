@@ -1,6 +1,7 @@
 """Averages step metrics between log records, and totals the tokens, FLOPs and seconds of a run."""
 
 import math
+import threading
 import time
 from typing import Any
 
@@ -11,20 +12,43 @@ from tformer_jax.train.step_metrics import StepMetrics, fetch
 
 EVENTS = "/jax/core/compile/"
 """Begin of the names under which JAX reports the seconds of tracing, lowering and compiling a function."""
-_durations = [0.0]
+
+
+class CompileTime:
+    """The time in which any thread traces, lowers or compiles: nested and simultaneous events count once."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._intervals: list[tuple[float, float]] = []
+        """Disjoint begins and ends, in order."""
+        self._lock = threading.Lock()
+
+    def add(self, begin: float, end: float) -> None:
+        """Adds an event; ends are in order."""
+        with self._lock:
+            while self._intervals and self._intervals[-1][1] > begin:
+                earlier, until = self._intervals.pop()
+                self.seconds -= until - earlier
+                begin = min(begin, earlier)
+            self._intervals.append((begin, end))
+            self.seconds += end - begin
+
+
+_compile_time = CompileTime()
 
 
 def _add(event: str, duration_secs: float, **_: str | int) -> None:
     if event.startswith(EVENTS):
-        _durations[0] += duration_secs
+        end = time.perf_counter()
+        _compile_time.add(end - duration_secs, end)
 
 
 jax.monitoring.register_event_duration_secs_listener(_add)
 
 
 def compile_seconds() -> float:
-    """Returns the seconds that this process has spent tracing, lowering and compiling."""
-    return _durations[0]
+    """Returns the seconds in which this process has traced, lowered or compiled."""
+    return _compile_time.seconds
 
 
 STEPS_AHEAD = 2
