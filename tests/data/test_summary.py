@@ -277,6 +277,19 @@ def test_sources_of_training_with_other_targets():
     assert actual["validation"].known_sources == 1, "other directions are other texts"
 
 
+def test_a_held_out_pair_that_is_trained_the_other_way_round_is_in_training():
+    fields = {"language_fields": ("1", "2"), "fields": ("3", "4"), "validation": "b.tsv"}
+    cfg = dataclasses.replace(CFG, data=dataclasses.replace(CFG.data, **fields))
+    train = [pair("abc", "de") | {"direction": "en-de"}, pair("f", "g") | {"direction": "en-fr"}]
+    turned = [pair("d\u200be", "abc") | {"direction": "de-en"}, pair("g", "f") | {"direction": "fr-en"}]
+    other = [pair("abc", "de") | {"direction": "de-en"}, pair("de", "abc") | {"direction": "fr-en"}]
+    corpus = Corpus(train, [*turned, *other], train, directions={"en-de": 1, "en-fr": 1})
+    actual = summarize(cfg, corpus, train_tokenizers(cfg.data, train))
+    assert (actual["train"].duplicates, actual["validation"].in_training, actual["test"].in_training) == (0, 2, 2)
+    told = "2 of 4 examples of validation are in the training split, in the same direction or the other, too"
+    assert told in " | ".join(warnings(cfg, corpus, actual))
+
+
 def test_remedies_are_settings_that_the_source_has():
     cfg = dataclasses.replace(CFG, data=dataclasses.replace(CFG.data, source="cldr_translation", train=()))
     corpus = Corpus(TRAIN, HELD_OUT, HELD_OUT)

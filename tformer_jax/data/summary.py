@@ -124,7 +124,7 @@ class SplitSummary:
     duplicates: int = 0
     """Number of examples that occurred before."""
     in_training: int = 0
-    """Number of held-out examples that are among these training examples, too."""
+    """Number of held-out examples that are among these training examples, too, pairs of languages in any direction."""
     known_sources: int = 0
     """Number of other held-out pairs whose source is among them."""
     contradictory: int = 0
@@ -266,11 +266,10 @@ def _compare(
     for index in chosen:
         example = examples[index]
         filtered = cleaned(cfg.data, example)
-        repeated = whole = _hash_of(filtered)
-        read = filtered
+        repeated, read = _hash_of(filtered), filtered
         if normalize is not None:
             read = {key: text if key in NO_TEXT else normalize(text) for key, text in filtered.items()}
-            whole = _hash_of(read)
+        whole = _hash_by_language(read) if "direction" in read else _hash_of(read)
         summary.duplicates += repeated in earlier
         earlier.add(repeated)
         summary.in_training += not training and whole in trained.examples
@@ -293,6 +292,11 @@ def _compare(
 
 def _hash_of(example: Example) -> int:
     return hash(tuple(item for item in example.items() if item[0] != "links"))
+
+
+def _hash_by_language(pair: Example) -> int:
+    """Returns a hash that a pair has in either direction."""
+    return hash(frozenset(zip(Direction.parse(pair["direction"]), (pair["source"], pair["target"]), strict=True)))
 
 
 def _changed_shares(cfg: Config, examples: Sequence[Example], transforms: "Transforms") -> list[tuple[str, float]]:

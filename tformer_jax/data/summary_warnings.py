@@ -96,8 +96,9 @@ def _repeated(cfg: Config, split: str, summary: SplitSummary) -> Iterator[str]:
     least = summary.share_of_training  # percent of the held-out examples: 1, if all are compared
     among = f" ({two_digits(100 * least)} % of it was compared)" if least < 1 else ""
     if _share(summary.in_training, summary.compared) >= least:
+        turned = ", in the same direction or the other," if cfg.data.multilingual else ","
         yield (
-            f"{summary.in_training:,} of {_of_split(summary, 'example', split)} in the training split{among}, "
+            f"{summary.in_training:,} of {_of_split(summary, 'example', split)} in the training split{among}{turned} "
             "too: their scores say nothing about new texts; remove them from one of the two"
         )
     if _share(summary.known_sources, summary.compared) >= least:
