@@ -142,7 +142,7 @@ def test_compilations_of_several_threads_count_once():
 
 def test_compile_time_is_of_the_union_of_events():
     time_of_events = meter.CompileTime()
-    for begin, end in ((1, 2), (4, 5), (3, 6), (5.5, 7), (8, 9)):
+    for begin, end in ((1, 2), (4, 5), (3, 6), (5.5, 7), (6.5, 6.9), (8, 9)):
         time_of_events.add(begin, end)
     assert time_of_events.seconds == 1 + 4 + 1
 

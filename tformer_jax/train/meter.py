@@ -24,12 +24,12 @@ class CompileTime:
         self._lock = threading.Lock()
 
     def add(self, begin: float, end: float) -> None:
-        """Adds an event; ends are in order."""
+        """Adds an event that has just ended."""
         with self._lock:
             while self._intervals and self._intervals[-1][1] > begin:
                 earlier, until = self._intervals.pop()
                 self.seconds -= until - earlier
-                begin = min(begin, earlier)
+                begin, end = min(begin, earlier), max(end, until)
             self._intervals.append((begin, end))
             self.seconds += end - begin
 
