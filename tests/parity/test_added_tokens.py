@@ -8,8 +8,9 @@ import pytest
 import sentencepiece
 import transformers
 
-from tests.parity import checkpoints
+from tests.parity import checkpoints, multilingual
 from tests.parity.checkpoints import TEXTS
+from tformer_jax.base.errors import UserError
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.base import SENTINEL_TOKENS
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
@@ -159,6 +160,74 @@ def test_names_of_special_tokens_in_texts_of_marian(text, tmp_path):
     tokenizer = load_checkpoint_tokenizers(tmp_path).source
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)(text)["input_ids"]
     assert [*tokenizer.encode(text), *tokenizer.special.after] == theirs
+
+
+ADDED = [token("<br>"), token("<left>", lstrip=True), token("<both>", lstrip=True, rstrip=True)]
+ADDED += [token("<ph>", special=True), token("<end>", special=True, rstrip=True), token("__haw__", special=True)]
+AROUND = (
+    "the <br> cat",
+    "<br>",
+    "a <left> dog<ph>",
+    "der<both>Hund",
+    "the <both>  cat <end> <br>dog",
+    "<br><br> a",
+    "",
+)
+
+
+def add_beside(folder, first, files):
+    """Lists added tokens from the id `first` on as new or old versions of transformers do."""
+    if files == "tokenizer_config.json":
+        options = json.loads((folder / files).read_text())
+        options["added_tokens_decoder"] |= {str(first + i): fields for i, fields in enumerate(ADDED)}
+        options["extra_special_tokens"] = ["<ph>", "<end>", "__haw__"]
+        (folder / files).write_text(json.dumps(options))
+    else:
+        options = json.loads((folder / "tokenizer_config.json").read_text())
+        del options["added_tokens_decoder"]
+        (folder / "tokenizer_config.json").write_text(json.dumps(options))
+        (folder / "added_tokens.json").write_text(json.dumps({"<br>": first, "<ph>": first + 1}))
+        special = {"additional_special_tokens": ["<ph>"]}
+        (folder / "special_tokens_map.json").write_text(json.dumps(special))
+
+
+@pytest.mark.parametrize("files", ["tokenizer_config.json", "added_tokens.json"])
+@pytest.mark.parametrize("kind", ["marian", "m2m_100"])
+def test_tokens_beside_a_vocabulary_of_pieces(kind, files, tmp_path):
+    """Regression test: they were left out in silence, and their names split. Also after saving, and after an export."""
+    if kind == "marian":
+        checkpoints.marian(tmp_path)
+        transformers.AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    else:
+        config = {"model_type": kind, "eos_token_id": 2, "decoder_start_token_id": 2, "pad_token_id": 1}
+        (tmp_path / "config.json").write_text(json.dumps(config | multilingual.m2m(tmp_path)))
+    first = load_checkpoint_tokenizers(tmp_path).source.vocab_size
+    add_beside(tmp_path, first, files)
+    pair = load_checkpoint_tokenizers(tmp_path)
+    assert pair.source.vocab_size == first + (len(ADDED) if files == "tokenizer_config.json" else 2)
+    exported = tmp_path / "exported"
+    exported.mkdir()
+    (exported / "config.json").write_text((tmp_path / "config.json").read_text())
+    assert export_tokenizers(exported, pair, kind, pair=True) is None
+    for folder in (tmp_path, exported):
+        theirs = transformers.AutoTokenizer.from_pretrained(folder)
+        for ours in (pair, Tokenizers.from_json(pair.to_json()), load_checkpoint_tokenizers(exported)):
+            for text in AROUND:
+                ids = ours.source.encode(text)
+                assert theirs(text)["input_ids"] == [*theirs("")["input_ids"][:-1], *ids, 0 if kind == "marian" else 2]
+                known = [i for i in ids if i != ours.source.special.unknown]
+                assert ours.source.decode(known) == theirs.decode(known, skip_special_tokens=True)
+
+
+def test_an_added_token_with_the_id_of_a_tag_is_refused(tmp_path):
+    """transformers 5 gives a token that it adds to an M2M-100 the id of a tag."""
+    sizes = multilingual.m2m(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "m2m_100", "eos_token_id": 2} | sizes))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    theirs.add_tokens(["<br>"])
+    theirs.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="its added token '<br>' has the id of '__af__', "):
+        load_checkpoint_tokenizers(tmp_path)
 
 
 def test_a_tokenizer_that_an_objective_extended_keeps_its_tokens(models, tmp_path):

@@ -30,6 +30,7 @@ from tformer_jax.data.tokenizers.sentencepiece import (
     Fields,
     SentencePieceTokenizer,
     load_model,
+    own_tokens,
     parse_model,
     read_added,
     special_token,
@@ -222,13 +223,12 @@ def _read_marian(folder: Path, settings: Settings, options: Settings) -> Tokeniz
     vocab = read_json(folder / "vocab.json")
     if missing := {"<unk>", "</s>"} - vocab.keys():
         raise UserError(f"{folder / 'vocab.json'} has no {sorted(missing)[0]}")
-    names = {vocab[name]: name for name in ("<unk>", "</s>", "<pad>") if name in vocab}
-    special = _special_tokens(settings, names, ((), (vocab["</s>"],)), vocab["<unk>"])
+    own: dict[str, int] = {name: vocab[name] for name in ("<unk>", "</s>", "<pad>") if name in vocab}
+    added, special = _read_vocab_tokens(folder, settings, options, vocab, own)
     tags = {i: name for name, i in vocab.items() if tagged_language(name)}
     if len(tags) > 1:  # a model of one tag may be given it in texts, or not
-        special = dataclasses.replace(special, names=tuple(sorted((names | tags).items())))
+        special = dataclasses.replace(special, names=tuple(sorted((dict(special.names) | tags).items())))
     models = [(folder / f"{side}.spm").read_bytes() for side in ("source", "target")]
-    added = {i: special_token(name) for i, name in names.items()}
     return Tokenizers(*(SentencePieceTokenizer(model, special, vocab, added) for model in models))
 
 
@@ -247,7 +247,8 @@ def _read_plain(folder: Path, raw: bytes, settings: Settings, options: Settings)
     begins = kind not in END_WITH_EOS
     before = (model.bos_id(),) if options.get("add_bos_token", begins) else ()
     after = (model.eos_id(),) if options.get("add_eos_token", not begins) else ()
-    added = _read_added(folder, options, model, options.get("extra_ids", SENTINELS) if kind == "T5Tokenizer" else 0)
+    own = own_tokens(model, options.get("extra_ids", SENTINELS) if kind == "T5Tokenizer" else 0)
+    added = read_added(folder, options, own, {model.id_to_piece(i): i for i in range(model.get_piece_size())})
     names = {i: token["content"] for i, token in added.items() if token["special"]}
     special = _special_tokens(settings, names, (before, after), model.unk_id())
     special = dataclasses.replace(special, context=_find_piece(model))
@@ -262,11 +263,27 @@ def _read_m2m_100(folder: Path, raw: bytes, settings: Settings, options: Setting
         return _read_fairseq(folder, raw, settings, options | {"tokenizer_class": "NllbTokenizer"})
     vocab = read_json(folder / "vocab.json")
     codes = LANGUAGES[options.get("language_codes", "m2m100")].split()
-    names = {vocab[name]: name for name in FAIRSEQ} | {len(vocab) + i: f"__{code}__" for i, code in enumerate(codes)}
-    special = _special_tokens(settings, names, ((), (vocab["</s>"],)), vocab["<unk>"])
-    added = {i: special_token(name) for i, name in names.items()}
+    own = {name: vocab[name] for name in FAIRSEQ} | {f"__{code}__": len(vocab) + i for i, code in enumerate(codes)}
+    added, special = _read_vocab_tokens(folder, settings, options, vocab, own)
     tokenizer = SentencePieceTokenizer(raw, special, vocab, added, codes=False)
     return Tokenizers(tokenizer, tokenizer)
+
+
+def _read_vocab_tokens(
+    folder: Path, settings: Settings, options: Settings, vocab: Mapping[str, int], own: Mapping[str, int]
+) -> tuple[dict[int, Fields], SpecialTokens]:
+    """Returns the added tokens beside `vocab.json`, among them the special tokens `own`, and all special tokens.
+
+    Raises:
+        UserError: a token has the id of another one, as M2M100Tokenizer of transformers 5 gives tokens that it adds.
+    """
+    ids = {**vocab, **own}
+    added = read_added(folder, options, {i: special_token(name) for name, i in own.items()}, ids)
+    for name, i in ids.items():
+        if i in added and added[i]["content"] != name:
+            raise UserError(f"{folder}: its added token {added[i]['content']!r} has the id of {name!r}, {i}")
+    names = {i: fields["content"] for i, fields in added.items() if fields["special"]}
+    return added, _special_tokens(settings, names, ((), (vocab["</s>"],)), vocab["<unk>"])
 
 
 def _read_fairseq(folder: Path, raw: bytes, settings: Settings, options: Settings) -> Tokenizers:
@@ -307,17 +324,6 @@ def _find_piece(model: Any) -> int | None:
     ids = itertools.chain(model.encode("a")[-1:], range(model.get_piece_size()))
     special = (model.is_control, model.is_unknown, model.is_unused, model.is_byte)
     return next((i for i in ids if not any(kind(i) for kind in special) and model.decode([i])), None)
-
-
-def _read_added(folder: Path, options: Settings, model: Any, sentinels: int) -> dict[int, Fields]:
-    """Returns the added tokens by id; transformers before 4.34 listed them in files besides tokenizer_config.json."""
-    if "added_tokens_decoder" in options:
-        declared = {int(i): fields for i, fields in options["added_tokens_decoder"].items()}
-        return read_added(model, special_names(options), declared, sentinels)
-    names = special_names(options | read_json(folder / "special_tokens_map.json", {}))
-    listed = read_json(folder / "added_tokens.json", {})
-    declared = {i: special_token(name, special=name in names) for name, i in listed.items()}
-    return read_added(model, names, declared, sentinels)
 
 
 READERS: dict[str, Callable[[Path, bytes, Settings, Settings], Tokenizers]] = {

@@ -111,7 +111,7 @@ def _save_pieces(
         (folder / "source.spm").write_bytes(source.model)
         (folder / "target.spm").write_bytes(target.model)
         (folder / "vocab.json").write_text(json.dumps(source.vocab, ensure_ascii=False), encoding="utf-8")
-        return {"tokenizer_class": "MarianTokenizer"}
+        return {"tokenizer_class": "MarianTokenizer"} | _added_fields(target)
     (folder / ("spiece.model" if model_type in T5S else "tokenizer.model")).write_bytes(target.model)
     tokens = target.added.tokens
     return {
@@ -131,10 +131,18 @@ def _save_m2m_100(folder: Path, tokenizer: SentencePieceTokenizer) -> dict[str, 
     languages = " ".join(languages_of(tokenizer))
     return {
         "tokenizer_class": M2M_100,
-        "language_codes": next(kind for kind, listed in LANGUAGES.items() if listed == languages),
-        "additional_special_tokens": tag_names(tokenizer),
-        "added_tokens_decoder": tokenizer.added.tokens,
-    }
+        "language_codes": next(kind for kind, listed in LANGUAGES.items() if f"{languages} ".startswith(f"{listed} ")),
+    } | _added_fields(tokenizer)
+
+
+def _added_fields(tokenizer: SentencePieceTokenizer) -> dict[str, Any]:
+    """Returns the fields of tokenizer_config.json about tokens beside a vocabulary of pieces.
+
+    Only those that are named as special tokens, too, are left out of decoded texts.
+    """
+    tokens, roles = tokenizer.added.tokens, {*role_names(tokenizer).values()}
+    special = [fields["content"] for fields in tokens.values() if fields["special"] and fields["content"] not in roles]
+    return {"additional_special_tokens": special, "added_tokens_decoder": tokens}
 
 
 def adds_tags(tokenizer: Tokenizer, model_type: str) -> bool:

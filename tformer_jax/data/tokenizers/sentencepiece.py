@@ -12,7 +12,9 @@ from typing import Any, Self
 import tokenizers as hf
 
 from tformer_jax.base.checks import import_extra
+from tformer_jax.base.json_files import Settings, read_json
 from tformer_jax.data.tokenizers.base import FIRST, SENTINEL, UNKNOWN_MARK, Tokenizer, special_from_json, with_context
+from tformer_jax.data.tokenizers.classes import special_names
 from tformer_jax.data.tokenizers.notation import SPACED
 from tformer_jax.special_tokens import UNK, SpecialTokens
 
@@ -179,25 +181,37 @@ def parse_model(model: bytes) -> Any:
     return library.ModelProto.FromString(model)
 
 
-def read_added(model: Any, names: list[str], declared: Mapping[int, Fields], sentinels: int) -> dict[int, Fields]:
-    """Returns the added tokens of a SentencePiece model by id, with its own special pieces.
-
-    Args:
-        names: names of all special tokens; a piece of this name becomes special, and other missing names are appended.
-        declared: tokens with their ids.
-        sentinels: number of T5's sentinels, which follow the pieces; the first one is the last.
-    """
+def own_tokens(model: Any, sentinels: int) -> dict[int, Fields]:
+    """Returns the special pieces of a SentencePiece model by id, and T5's sentinels, of which the first is the last."""
     size = model.get_piece_size()
     own = (i for i in range(size) if model.is_control(i) or model.is_unknown(i))
-    added = {i: special_token(model.id_to_piece(i)) for i in own}
-    added |= {size + sentinels - 1 - i: special_token(SENTINEL.format(i)) for i in range(sentinels)}
+    tokens = {i: special_token(model.id_to_piece(i)) for i in own}
+    return tokens | {size + sentinels - 1 - i: special_token(SENTINEL.format(i)) for i in range(sentinels)}
+
+
+def read_added(folder: Path, options: Settings, own: Mapping[int, Fields], ids: Mapping[str, int]) -> dict[int, Fields]:
+    """Returns the added tokens by id; transformers before 4.34 listed them in files besides tokenizer_config.json.
+
+    Args:
+        options: settings of tokenizer_config.json. A piece with the name of a special token becomes special, and other
+            missing names are appended.
+        own: tokens that no file needs to list.
+        ids: ids of the vocabulary by piece.
+    """
+    if "added_tokens_decoder" in options:
+        names = special_names(options)
+        declared = {int(i): fields for i, fields in options["added_tokens_decoder"].items()}
+    else:
+        names = special_names(options | read_json(folder / "special_tokens_map.json", {}))
+        listed = read_json(folder / "added_tokens.json", {})
+        declared = {i: special_token(name, special=name in names) for name, i in listed.items()}
+    added = dict(own)
     for i, fields in declared.items():
         added[i] = fields | {"special": fields.get("special", False) or fields["content"] in names}
     present = {fields["content"] for fields in added.values()}
     for name in names:
         if name not in present:
-            place = model.piece_to_id(name)
-            added[max(size, *(i + 1 for i in added)) if place == model.unk_id() else place] = special_token(name)
+            added[ids.get(name, max((*ids.values(), *added)) + 1)] = special_token(name)
     return added
 
 
