@@ -17,7 +17,7 @@ from tformer_jax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from tformer_jax.data.tokenizers.simple import ByteTokenizer, CharacterTokenizer
 from tformer_jax.data.tokenizers.surgery import extend, needed_tokens, pieces_of, trim
 from tformer_jax.inference.detokenization import TextStream
-from tformer_jax.special_tokens import UNK, SpecialTokens
+from tformer_jax.special_tokens import EOS, UNK, SpecialTokens
 
 TEXTS = [
     "the cat sat on the mat, the dogs ran to the logs",
@@ -169,6 +169,19 @@ def test_ids_of_a_checkpoint_are_renumbered_everywhere():
     assert new.special.eos == new.special.after == (last,) != (end,)
     template = json.loads(new.backend_tokenizer.to_str())["post_processor"]["special_tokens"]["<end>"]
     assert template["ids"] == [last] == new.backend_tokenizer.encode("the").ids[-1:]
+
+
+def test_pieces_that_are_also_other_tokens_keep_what_they_are_merged_from():
+    """Regression test: texts with the context of decoding, or with a piece that is also an added token, changed."""
+    library = trained("bytes").to_library()
+    ids = [library.token_to_id(piece) for piece in ("Ġthe", "Ġcat")]
+    assert None not in ids
+    library.add_tokens([hf.AddedToken("Ġcat")])
+    special = SpecialTokens(((EOS, "</s>"),), EOS, (EOS,), None, None, UNK, (), context=ids[0])
+    old = HFTokenizer(library, special)
+    assert {*ids} <= {*old.encode("a the cat")}
+    changed = trim(old, needed_tokens(old, old.encode("a the cat")))
+    assert [changed.rows[i][0] for i in changed.tokenizer.encode("a the cat")] == old.encode("a the cat")
 
 
 def test_words_of_texts_are_those_that_save_the_most_tokens():

@@ -78,7 +78,8 @@ def needed_tokens(tokenizer: Tokenizer, used: Iterable[int]) -> set[int]:
     fixed |= {special.pad} if special.pad is not None else set()
     alphabet = byte_names() if tokenizer.vocabulary()[0] == BYTES else []
     used = {i for i in used if i < size}
-    needed = {piece for i in used if i in names and i not in fixed for piece in pieces.needed(names[i])}
+    of_texts = (names[i] for i in used - tokenizer.fallback_bytes if i in names)
+    needed = {piece for name in of_texts if name in pieces.present for piece in pieces.needed(name)}
     chosen = used | fixed | {ids[piece] for piece in (*needed, *pieces.always_needed, *alphabet) if piece in ids}
     return {i for i in chosen if i < size and (i in names or i in others)}
 
