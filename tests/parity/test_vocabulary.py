@@ -3,9 +3,11 @@
 import json
 
 import pytest
+import transformers
 
-from tests.parity import multilingual
+from tests.parity import checkpoints, multilingual
 from tests.parity.checkpoints import TEXTS
+from tformer_jax.cli import export_hf, import_hf, vocabulary
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.exported import export_tokenizers
@@ -50,3 +52,30 @@ def test_symbols_of_sentencepiece_models_are_not_exported(name, model_type, tmp_
         added = extend(tokenizer, ["▁sattt"], symbols).tokenizer
         why_not = export_tokenizers(tmp_path, Tokenizers(added, added), model_type, pair=True)
         assert why_not == (expected and f"no class of transformers {expected}")
+
+
+def test_symbols_after_which_transformers_reads_a_word_otherwise_are_not_exported(tmp_path):
+    """Regression test: only the first word of a text has a "▁" there, here also the first one after a symbol."""
+    checkpoints.llama(tmp_path)
+    options = json.loads((tmp_path / "tokenizer_config.json").read_text()) | {"tokenizer_class": "LlamaTokenizer"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(options))
+    added = extend(load_checkpoint_tokenizers(tmp_path).target, [], ["<br>"]).tokenizer
+    why_not = export_tokenizers(tmp_path, Tokenizers(added, added), "llama", pair=False)
+    assert why_not == "tokenizer.json cannot hold data.symbols with '<br>'"
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("t5", True), ("gpt2", False)])
+def test_an_export_says_if_spaces_before_symbols_are_lost(kind, expected, tmp_path, capsys):
+    """Regression test: AutoTokenizer writes "a<br> b" for the output "a <br> b" of the run, and nothing said so."""
+    (tmp_path / "theirs").mkdir()
+    checkpoints.MAKERS[kind](tmp_path / "theirs")
+    run, extended, exported = (str(tmp_path / name) for name in ("run", "extended", "exported"))
+    import_hf.main([str(tmp_path / "theirs"), "--run", run])
+    vocabulary.main(["extend", run, "--symbols", "<br>", "--output", extended])
+    export_hf.main(["--run", extended, exported])
+    said = "AutoTokenizer decodes may lack the space before a symbol, such as '<br>'" in capsys.readouterr().err
+    theirs = transformers.AutoTokenizer.from_pretrained(exported)
+    ours = Tokenizers.load(tmp_path / "extended" / "tokenizers").target
+    ids = ours.encode("a<br> cat")
+    assert theirs("a<br> cat", add_special_tokens=False)["input_ids"] == ids
+    assert said is (theirs.decode(ids) != ours.decode(ids)) is expected

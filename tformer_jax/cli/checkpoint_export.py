@@ -18,7 +18,7 @@ from tformer_jax.cli.common import format_size, load_run
 from tformer_jax.config import ModelConfig
 from tformer_jax.config.layers import QUANTIZATIONS
 from tformer_jax.data.tokenizers import Tokenizers, same_tokens
-from tformer_jax.data.tokenizers.exported import adds_tags, export_tokenizers, language_options
+from tformer_jax.data.tokenizers.exported import adds_tags, export_tokenizers, language_options, unspaced_symbol
 from tformer_jax.data.tokenizers.language_tags import languages_of
 from tformer_jax.interop import adapters, companions, ctranslate2_models, files, generation, hf, sentence_transformers
 from tformer_jax.interop.architecture import label_fields
@@ -187,6 +187,8 @@ def _write_files(
     rows = run.config.model.size("vocab_size")
     why_not = export_tokenizers(folder, run.tokenizers, model_type, pair=run.model.reads_source, rows=rows)
     notes = [f"without a tokenizer: {why_not}"] if why_not else []
+    if symbol := unspaced_symbol(run.tokenizers.target):
+        notes.append(f"texts that AutoTokenizer decodes may lack the space before a symbol, such as {symbol!r}")
     chat = run.tokenizers.target.chat
     companions.write(folder, origin.get("companions", {}), run.config.model.max_length, chat)
     notes += _without_other_modules(folder, run, origin.get("companions", {}))

@@ -162,21 +162,40 @@ def language_options(tokenizer: Tokenizer, model_type: str) -> dict[str, Any]:
 def _make_library(tokenizer: Tokenizer) -> hf.Tokenizer | None:
     """Returns the tokenizer in the `tokenizers` library, with all that it does to texts; None if that is impossible."""
     library = tokenizer.to_library()
-    if library is None or tokenizer.steps not in ((), (WHITESPACE,)) or _unwritten_symbol(tokenizer, library):
+    if library is None or tokenizer.steps not in ((), (WHITESPACE,)):
         return None
     if tokenizer.steps:
         _clean_whitespace(library)
-    library.add_tokens([hf.AddedToken(symbol, normalized=bool(tokenizer.steps)) for symbol in tokenizer.symbols])
+    _add_symbols(library, tokenizer)
     library.add_special_tokens(list(tokenizer.extension))
     ids = {name: library.token_to_id(name) for name in tokenizer.extension}
-    return library if all(tokenizer.id_of(name) == i for name, i in ids.items()) else None
+    alike = all(tokenizer.id_of(name) == i for name, i in ids.items())
+    return library if alike and not _unwritten_symbol(tokenizer, library) else None
+
+
+def _add_symbols(library: hf.Tokenizer, tokenizer: Tokenizer) -> None:
+    library.add_tokens([hf.AddedToken(symbol, normalized=bool(tokenizer.steps)) for symbol in tokenizer.symbols])
 
 
 def _unwritten_symbol(tokenizer: Tokenizer, library: hf.Tokenizer) -> str | None:
-    """Returns a symbol that is another token of the library, or that its decoder would write differently."""
-    decoder, vocab = library.decoder, library.get_vocab()
-    texts = {symbol: symbol if decoder is None else decoder.decode([symbol]) for symbol in tokenizer.symbols}
-    return next((symbol for symbol, text in texts.items() if symbol in vocab or text != symbol), None)
+    """Returns a symbol that the library, to which symbols were added, does not read alike, or writes differently."""
+    for symbol in tokenizer.symbols:
+        ids = library.encode(text := f"a{symbol}a {symbol} a", add_special_tokens=False).ids
+        if ids != tokenizer.encode(text) or library.decode([tokenizer.symbol_ids[symbol]]) != symbol:
+            return symbol
+    return None
+
+
+def unspaced_symbol(tokenizer: Tokenizer) -> str | None:
+    """Returns a symbol before which `AutoTokenizer` writes no space, although the tokenizer does; None: there is none.
+
+    Decoders of SentencePiece's notation write the spaces of words alone.
+    """
+    if not (library := _make_library(tokenizer)):
+        return None
+    texts = {symbol: f"a {symbol}{symbol} a" for symbol in tokenizer.symbols}
+    ids = {symbol: tokenizer.encode(text) for symbol, text in texts.items()}
+    return next((symbol for symbol, row in ids.items() if library.decode(row) != tokenizer.decode(row)), None)
 
 
 def _clean_whitespace(library: hf.Tokenizer) -> None:
@@ -194,6 +213,8 @@ def _reason_against(tokenizer: Tokenizer) -> str:
     if isinstance(tokenizer, SentencePieceTokenizer) and (added := (*tokenizer.symbols, *tokenizer.extension)):
         names = ", ".join(map(repr, added))
         return f"no class of transformers reads a SentencePiece model with the symbols or tags {names}"
-    if (library := tokenizer.to_library()) and (symbol := _unwritten_symbol(tokenizer, library)):
-        return f"tokenizer.json cannot hold data.symbols with {symbol!r}"
+    if library := tokenizer.to_library():
+        _add_symbols(library, tokenizer)
+        if symbol := _unwritten_symbol(tokenizer, library):
+            return f"tokenizer.json cannot hold data.symbols with {symbol!r}"
     return f"tokenizer.json cannot hold a tokenizer of the kind {tokenizer.kind!r} with these ids"
