@@ -287,7 +287,9 @@ def test_the_adapter_of_a_run_gives_its_logits_in_peft(kind, imported, tmp_path,
 
 def test_runs_without_an_adapter_are_refused(imported, tmp_path):
     start = imported("llama")[1]
+    (tmp_path / "int8").mkdir()
     refused = {
+        "lora_base='int8' rounded the kernels of the base": (tuned(start, tmp_path / "int8", lora_base="int8"), ()),
         "has no adapter: it was trained without train.lora_rank": (start, ()),
         "PEFT has no adapter like this one: it has no factors": (
             tuned(start, tmp_path, lora_kernels=(), lora_whole=("head/*",)),

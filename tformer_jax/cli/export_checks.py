@@ -90,7 +90,10 @@ def check_adapter(folder: Path, base: str, run: tj.Run) -> str:
             difference = _check_logits(adapted, run)
     except Difference as error:
         wanted = f"the checkpoint or an export of {run.config.train.start_from}, from which the run started"
-        raise Difference(f"{error}: the base {base} must be {wanted}") from error
+        reason = f"the base {base} must be {wanted}"
+        if rounded := run.config.train.lora_base:
+            reason = f"train.lora_base={rounded!r} rounded the kernels of the base, which PEFT does not"
+        raise Difference(f"{error}: {reason}") from error
     return f"checked with {name}: logits within {difference:.0e} (at most {TOLERANCE:.0e})"
 
 
