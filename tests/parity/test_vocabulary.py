@@ -7,12 +7,15 @@ import transformers
 
 from tests.parity import checkpoints, multilingual
 from tests.parity.checkpoints import TEXTS
+from tests.parity.test_adapters import save_adapter
+from tformer_jax.base.errors import UserError
 from tformer_jax.cli import export_hf, import_hf, vocabulary
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.exported import export_tokenizers
 from tformer_jax.data.tokenizers.language_tags import tag_names
 from tformer_jax.data.tokenizers.surgery import extend, needed_tokens, trim
+from tformer_jax.interop import hf
 
 
 @pytest.mark.parametrize("name", multilingual.MAKERS)
@@ -79,3 +82,13 @@ def test_an_export_says_if_spaces_before_symbols_are_lost(kind, expected, tmp_pa
     ids = ours.encode("a<br> cat")
     assert theirs("a<br> cat", add_special_tokens=False)["input_ids"] == ids
     assert said is (theirs.decode(ids) != ours.decode(ids)) is expected
+
+
+def test_an_adapter_with_another_vocabulary_is_named(imported, tmp_path):
+    """Regression test: its array was said to be the checkpoint's."""
+    folder = imported("llama")[0]
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model.resize_token_embeddings(66)
+    save_adapter(model, tmp_path, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])
+    with pytest.raises(UserError, match=r"weight: the adapter has the shape \(66, 8\), and its base \(64"):
+        hf.load(folder, adapter=tmp_path)

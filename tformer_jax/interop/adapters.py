@@ -73,7 +73,7 @@ def merge(base: StoredArrays, folder: Path, tied: Collection[str], architecture:
         for module in modules
     }
     own = [name for name in arrays if name not in factors and name not in merged]
-    whole = {name: functools.partial(arrays.__getitem__, name) for name in own}
+    whole = {name: functools.partial(_read_whole, base, arrays, name) for name in own}
     if tables := sorted(name for name in arrays if ".lora_embedding_" in name):
         raise UserError(f"{folder} adapts the embedding {tables[0].partition('.lora_')[0]}: not supported")
     if not modules:
@@ -162,6 +162,17 @@ def _add_product(
     if product.shape != weight.shape:
         raise UserError(f"{module}: the adapter has the shape {product.shape}, and its base {weight.shape}")
     return weight + product
+
+
+def _read_whole(base: StoredArrays, arrays: StoredArrays, name: str) -> np.ndarray:
+    """Returns an array that an adapter holds as a whole."""
+    array: np.ndarray = arrays[name]
+    if name in base and (shape := base[name].shape) != array.shape:
+        raise UserError(
+            f"{name}: the adapter has the shape {array.shape}, and its base {shape}: name a base that was saved after "
+            "its vocabulary was changed as for the adapter"
+        )
+    return array
 
 
 def save(folder: Path, architecture: Architecture, cfg: ModelConfig, trained: Any, *, alpha: float, base: str) -> None:
