@@ -80,3 +80,17 @@ def test_a_dictionary_has_a_token_per_line(tmp_path):
     path.write_text("the 9\n\u2028 5\n\x85 4\ncat 3\nthe 1 #fairseq:overwrite\n", encoding="utf-8")
     tokenizer = load_standalone_tokenizers([path], pair=True).source
     assert (tokenizer.vocab_size, tokenizer.encode("the cat")) == (9, [8, 7])
+
+
+def test_lines_with_names_of_special_tokens(tmp_path):
+    """Regression test: sources ended in another token than fairseq's </s>, and unknown words had another id than <unk>.
+
+    fairseq's message about duplicate words advises to add the flag to such lines; spaces at the end of a line are none.
+    """
+    path = tmp_path / "dict.en.txt"
+    special = "".join(f"{name} 0 #fairseq:overwrite\n" for name in ("<unk>", "<s>", "</s>"))
+    path.write_text(f"{special}the 9\ncat 3 \n", encoding="utf-8")
+    tokenizer = load_standalone_tokenizers([path], pair=True).source
+    assert tokenizer.vocab_size == 9
+    assert tokenizer.special.wrap_side(tokenizer.encode("the dog cat")) == [7, 3, 8, 2]
+    assert (tokenizer.special.start, tokenizer.decode([7, 8, 2, 7])) == (2, "the cat")

@@ -79,10 +79,12 @@ def is_fairseq_dictionary(path: Path) -> bool:
 def _read_fairseq_dictionary(path: Path) -> Tokenizer:
     """Reads a token and its count per line; texts are tokens between spaces, and EOS starts the decoder.
 
-    A flag after the count gives a token that occurs again the later id.
+    A flag after the count gives a token that occurs again the later id. The special tokens of fairseq keep their ids:
+    a line with the name of one takes an id that no text has.
     """
     lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    tokens = [*FAIRSEQ, *(line.removesuffix(" #fairseq:overwrite").rsplit(" ", 1)[0] for line in lines)]
+    words = (line.rstrip().removesuffix(" #fairseq:overwrite").rsplit(" ", 1)[0] for line in lines)
+    tokens = [*FAIRSEQ, *(f"{word} " if word in FAIRSEQ else word for word in words)]
     library = hf.Tokenizer(hf.models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<unk>"))
     library.pre_tokenizer = hf.pre_tokenizers.WhitespaceSplit()
     options: Settings = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token"), FAIRSEQ, strict=True))
