@@ -71,6 +71,9 @@ PROMPTS = [
     "the<fill> cat",
     "Ω<think>Ω",
     "",
+    " the cat",
+    "  the  <think>  cat ",
+    " ",
 ]
 
 

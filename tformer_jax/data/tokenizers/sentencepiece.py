@@ -37,7 +37,7 @@ class SentencePieceTokenizer(Tokenizer):
         special: the special tokens of a checkpoint; None: this package's.
         vocab: ids by piece; None: the model's ids.
         added: added tokens by id.
-        spaced: a text after an added token is encoded as if a space were before it, like a whole text.
+        spaced: a text after an added token is encoded as if a space were before it, like a whole text that has none.
         codes: a language code at the beginning of a text, such as `>>fr<<`, is one piece if there is a vocabulary, as
             for Marian's multilingual models.
     """
@@ -134,7 +134,7 @@ class SentencePieceTokenizer(Tokenizer):
             if isinstance(part, int):
                 ids.append(part)
             else:
-                ids += self._encode_part(part, spaced=number == 0 or (self.spaced and not part.startswith(" ")))
+                ids += self._encode_part(part, spaced=(number == 0 or self.spaced) and not part.startswith(" "))
         return ids
 
     def _encode_part(self, text: str, *, spaced: bool) -> list[int]:
