@@ -69,6 +69,20 @@ def test_listed_directions_in_their_order_and_zero_shot_ones(tmp_path):
     assert texts(corpus.validation) == {("en-de", "e 100", "d 100"), ("fr-de", "f 101", "d 101")}
 
 
+@pytest.mark.parametrize("names", [("en-de", "en-fr", "de-fr"), ("en-de", "en-fr", "de-fr", "fr-de")])
+def test_files_of_a_zero_shot_pair_are_read_once_in_both_directions(tmp_path, names):
+    for name in names:
+        for language in name.split("-"):
+            (tmp_path / f"{name}.{language}").write_text(f"{language} 1\n")
+    files = dict.fromkeys(("train", "validation"), "{src}-{tgt}.{lang}")
+    listed = {"directions": ("en-de", "en-fr"), "both_directions": True, "zero_shot": ("de-fr", "fr-de")}
+    rows = {"source": "parallel_lines", "language_fields": (), "fields": ()}
+    corpus = load_corpus(config(**rows, **files, **listed), tmp_path)
+    assert corpus.directions == dict.fromkeys(("en-de", "de-en", "en-fr", "fr-en"), 1)
+    expected = {(name, f"{name[:2]} 1", f"{name[3:]} 1") for name in (*corpus.directions, "de-fr", "fr-de")}
+    assert texts(corpus.validation) == expected and len(corpus.validation) == 6
+
+
 def test_rows_are_read_in_their_own_direction_where_both_are_listed(tmp_path):
     """By hand. Regression test: all were read backwards, too, without `both_directions`."""
     (tmp_path / "train.tsv").write_text("en\tde\ta\tb\nde\ten\tc\td\nfr\tde\te\tf\n")

@@ -138,11 +138,17 @@ def divide(
 
 
 def read_directions(data: DataConfig, split: str) -> tuple[Direction, ...]:
-    """Returns the directions for which each entry of a split is read; one if the entries do not name languages."""
+    """Returns the directions for which each entry of a split is read; one if the entries do not name languages.
+
+    With `data.both_directions`, the pairs of each are also those of its reverse, which is not read.
+    """
     if not data.directions or data.language_fields:
         return (Direction(data.source_language, data.target_language),)
-    zero_shot = () if split == "train" else data.zero_shot
-    return tuple(map(Direction.parse, (*data.directions, *zero_shot)))
+    read: list[Direction] = []
+    for direction in map(Direction.parse, (*data.directions, *(() if split == "train" else data.zero_shot))):
+        if not (data.both_directions and direction.reverse in read):
+            read.append(direction)
+    return tuple(read)
 
 
 def load(source: type[Any], cfg: Config, root: Path | None) -> Corpus:
