@@ -96,6 +96,14 @@ def test_what_is_said_of_languages(tmp_path):
     assert "no tag tells the model into which language to translate: set data.source_tags=('target',)" in told
 
 
+def test_a_zero_shot_direction_without_examples_is_said(tmp_path):
+    cfg, corpus, tokenizers = experiment(tmp_path, zero_shot=("de-fr", "fr-pt_PT", "fr-de"))
+    told = list(warnings(cfg, corpus, summarize(cfg, corpus, tokenizers)))
+    assert any(text.startswith("no held-out example is of fr-pt_PT, fr-de in data.zero_shot") for text in told)
+    cfg, corpus, tokenizers = experiment(tmp_path, zero_shot=("de-fr",))
+    assert "zero_shot" not in " ".join(warnings(cfg, corpus, summarize(cfg, corpus, tokenizers)))
+
+
 def test_two_codes_of_a_language(tmp_path):
     for code in ("deu", "de\u200b "):
         write_table(tmp_path)
