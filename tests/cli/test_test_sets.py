@@ -117,7 +117,7 @@ def test_records_of_tsv_and_jsonl(tmp_path):
 
 @pytest.mark.parametrize("parts", [[{"name": "en-de"}], []])
 def test_trained_directions_are_named_as_those_of_test_sets(tmp_path, parts):
-    """Regression test: all directions were zero-shot ones. A run with one direction stores no parts."""
+    """Regression test: all directions were zero-shot ones. An earlier run with one direction has no parts."""
     letters = CharacterTokenizer("ab").extended(["deu_Latn", "eng_Latn", "fra_Latn"])
     files = {"train": ("{src}-{tgt}.tsv",), "validation": ("{src}-{tgt}.tsv",)}
     data = DataConfig(source="tsv", **files, directions=("en-de",), zero_shot=("de-fr",))

@@ -277,6 +277,15 @@ def test_sources_of_training_with_other_targets():
     assert actual["validation"].known_sources == 1, "other directions are other texts"
 
 
+def test_the_only_direction_of_a_corpus_is_a_part():
+    """Regression test: without `data.directions`, evaluation did not know which directions are zero-shot ones."""
+    fields = {"language_fields": ("1", "2"), "fields": ("3", "4"), "validation": "b.tsv"}
+    cfg = dataclasses.replace(CFG, data=dataclasses.replace(CFG.data, **fields))
+    train = [pair("abc", "de") | {"direction": "en-de"}] * 3
+    actual = summarize(cfg, Corpus(train, train, train, directions={"en-de": 3}), train_tokenizers(cfg.data, train))
+    assert [(part["name"], part["size"], part["examples"]) for part in actual["train"].parts] == [("en-de", 3, 1.0)]
+
+
 def test_a_held_out_pair_that_is_trained_the_other_way_round_is_in_training():
     fields = {"language_fields": ("1", "2"), "fields": ("3", "4"), "validation": "b.tsv"}
     cfg = dataclasses.replace(CFG, data=dataclasses.replace(CFG.data, **fields))

@@ -192,7 +192,7 @@ def trained_directions(run: "tj.Run") -> tuple[str, ...]:
     if not (data.multilingual and path.exists()):
         return ()
     parts = run_folder.read_json(path).get("splits", {}).get("train", {}).get("parts", ())
-    names = [part["name"] for part in parts] or map(str, data.wanted_directions)  # one direction has no parts
+    names = [part["name"] for part in parts] or map(str, data.wanted_directions)  # some old runs have none
     return tuple(test_sets.named_direction(run, name) for name in names)
 
 

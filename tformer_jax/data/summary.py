@@ -177,7 +177,7 @@ def summarize(cfg: Config, corpus: Corpus, tokenizers: Tokenizers) -> dict[str, 
 
         summaries["train"].stages, measured = summarize_stages(cfg, corpus, tokenizers)
         summaries["train"].parts = _parts(cfg, corpus, measured)
-    elif len(corpus.sizes) > 1:
+    elif corpus.directions or len(corpus.sizes) > 1:
         from tformer_jax.data.mixtures import shares
 
         summaries["train"].parts = _parts(cfg, corpus, shares(cfg, corpus, tokenizers))
