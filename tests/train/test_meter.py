@@ -106,6 +106,17 @@ def test_a_step_in_which_something_is_compiled_counts_as_the_others(clock):
     assert actual.seconds_per_step == 3.0
 
 
+def test_the_wait_of_a_step_in_which_something_is_compiled_is_left_out_with_its_time(clock):
+    """Regression test: the start of loader processes was 300 % of the time, which left it out."""
+    actual = Meter()
+    for seconds, compiled, waited in ((30, 9, 20), (2, 0, 1), (4, 0, 0.5)):
+        clock.now, clock.compiled = clock.now + seconds, clock.compiled + compiled
+        actual.add(step(1.0, 1), waited=waited)
+    actual.fetch_all()
+    assert actual.read()["data_wait_percent"] == 25.0
+    assert actual.totals()["data_wait_seconds"] == 21.5
+
+
 @pytest.mark.parametrize(("step", "seconds"), [(9, 15.0), (10, 15.0), (11, 12.0), (25, 9.0)])
 def test_the_time_left_includes_evaluations(clock, step, seconds):
     """Of 25 steps with an evaluation every 10; the last one took 3 s, and the test split has twice as many examples."""

@@ -122,7 +122,7 @@ class Meter:
         self.flops += flops
         self._waited += waited
         values = self._fetch(STEPS_AHEAD)
-        self._count_step()
+        self._count_step(waited)
         return values
 
     def fetch_all(self) -> list[Values]:
@@ -134,7 +134,7 @@ class Meter:
         self._since = self._last = time.perf_counter()
         self._compiled_before = self._compiled = compile_seconds()
         self._steps = self._compiling = 0
-        self._compiling_seconds = 0.0
+        self._compiling_seconds = self._compiling_waited = 0.0
         self._before = (self.tokens, self.flops, self._waited)
 
     def read(self) -> Values:
@@ -149,19 +149,20 @@ class Meter:
         values = _averages(self._done) | {
             "tokens_per_second": (self.tokens - tokens) / elapsed,
             "flops_per_second": (self.flops - flops) / elapsed,
-            "data_wait_percent": 100 * (self._waited - waited) / elapsed,
+            "data_wait_percent": 100 * self._of_all_steps(self._waited - waited, self._compiling_waited) / elapsed,
         }
         self._done = []
         self.restart()
         return values
 
-    def _count_step(self) -> None:
-        """Counts a step of the interval, and its time if something was compiled in it."""
+    def _count_step(self, waited: float) -> None:
+        """Counts a step of the interval, and its time and wait if something was compiled in it."""
         now, compiled = time.perf_counter(), compile_seconds()
         self._steps += 1
         if compiled > self._compiled:
             self._compiling += 1
             self._compiling_seconds += now - self._last
+            self._compiling_waited += waited
         self._last, self._compiled = now, compiled
 
     def _elapsed(self) -> float:
@@ -169,10 +170,15 @@ class Meter:
 
         Such a step takes more than the time that JAX reports: it also loads the program and writes the cache.
         """
-        elapsed, others = time.perf_counter() - self._since, self._steps - self._compiling
-        if not others:
+        elapsed = time.perf_counter() - self._since
+        if self._steps == self._compiling:
             return elapsed - (compile_seconds() - self._compiled_before)
-        return (elapsed - self._compiling_seconds) * self._steps / others
+        return self._of_all_steps(elapsed, self._compiling_seconds)
+
+    def _of_all_steps(self, seconds: float, compiling: float) -> float:
+        """Returns the seconds of the interval if those steps in which something was compiled took as long as others."""
+        others = self._steps - self._compiling
+        return (seconds - compiling) * self._steps / others if others else seconds
 
     def _fetch(self, left: int) -> list[Values]:
         ready = self._computing[: len(self._computing) - left]
