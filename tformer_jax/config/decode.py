@@ -216,6 +216,10 @@ class DecodeConfig(Section):
         if self.context and trained and self.context >= trained[0]:
             problem = f"the model was trained on at most {trained[0]} sentences at once: write at most {trained[0] - 1}"
             raise self.error("context", problem)
+        for name in ("stop", "forbidden"):
+            if self.context and trained and (taken := [text for text in getattr(self, name) if text in trained[1]]):
+                problem = f"{taken[0]!r} is in the separator {trained[1]!r} of decode.context: leave one of them out"
+                raise self.error(name, problem)
 
     def check_alignment(self, layers: int, heads: int) -> None:
         """Raises `ConfigError` if a decoder of `layers` layers has no such layer, or no such head."""

@@ -150,7 +150,7 @@ class OutputCounts:
             yield f"{texts} translated as {self.sentences:,} sentences (decode.split_sentences)"
         if self.lacking_context:
             less = f"with fewer than decode.context={cfg.decode.context} sentences before them, since more do not fit"
-            less += " or have unknown tokens"
+            less += " or have unknown tokens, or texts of decode.stop or decode.forbidden"
             yield f"{self.lacking_context:,} of {counted(self.sentences, 'sentence was', 'sentences were')} read {less}"
 
     def _of_all(self, count: int, what: str) -> Iterator[str]:
