@@ -108,6 +108,7 @@ def test_a_server_refuses_context():
         ((CONCATENATION,), {"context": 3}, "trained on at most 3 sentences at once: write at most 2"),
         ((CONCATENATION,), {"context": 1, "markup": "align"}, "cannot be combined with decode.markup='align'"),
         ((CONCATENATION,), {"context": 1, "detokenize": True}, "cannot be combined with decode.detokenize"),
+        ((CONCATENATION,), {"context": 1, "casing": "titles"}, "cannot be combined with decode.casing='titles'"),
         ((CONCATENATION,), {"context": 1, "stop": ("<br>",)}, "decode.stop=.*: '<br>' is in the separator ' <br> '"),
         ((CONCATENATION,), {"context": 1, "forbidden": ("b",)}, "decode.forbidden=.*: 'b' is in the separator"),
         ((), {"context": 1}, "needs a model trained with concatenation in data.transforms"),

@@ -198,11 +198,11 @@ class DecodeConfig(Section):
     def _check_context(self) -> None:
         if not self.split_sentences:
             raise self.error("context", "is in sentences: write decode.split_sentences=True")
-        for name in ("glossary", "detokenize"):
-            if getattr(self, name):
-                raise self.error("context", f"cannot be combined with decode.{name}: leave one of them out")
-        if self.markup == "align":
-            raise self.error("context", "cannot be combined with decode.markup='align': leave one of them out")
+        if self.glossary:
+            raise self.error("context", "cannot be combined with decode.glossary: leave one of them out")
+        for name, neutral in (("detokenize", False), ("markup", "keep"), ("casing", "keep")):  # change the text
+            if (value := getattr(self, name)) != neutral:
+                raise self.error("context", f"cannot be combined with decode.{name}={value!r}: leave one of them out")
 
     def check_documents(self, trained: tuple[int, str] | None) -> None:
         """Raises `ConfigError` if a model does not read so many sentences at once.
