@@ -230,3 +230,17 @@ def test_the_order_of_lists_does_not_matter(tmp_path, capsys):
     for order in (paths, paths[::-1]):
         rerank.main([*order, "--feature", "scores"])
         assert capsys.readouterr().out == "Eine Katze.\n"  # -1, against a mean of -1.25
+
+
+def test_a_text_that_translate_skipped_has_a_blank_output(nbest, tmp_path, capsys):
+    skipped = {"outputs": None, "scores": None, "too_long": "skip"}
+    for path in map(Path, nbest):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows[1] |= skipped
+        rows[2] |= skipped if path.name == "a.jsonl" else {}
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    rerank.main([*nbest, "--feature", "scores"])
+    assert capsys.readouterr().out.splitlines() == ["cats", "", "we"]
+    (tmp_path / "references.txt").write_text("the cat sat\na dog\nwe eat\n")
+    tuning = ["--tune", str(tmp_path / "w.json"), "--references", str(tmp_path / "references.txt")]
+    rerank.main([*nbest, "--feature", "risk", "--feature", "scores", *tuning])

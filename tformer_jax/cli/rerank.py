@@ -83,13 +83,20 @@ class Pool:
     places: list[str] = dataclasses.field(default_factory=list)
     """Where the record of each output stands, for messages."""
 
+    @property
+    def skipped(self) -> bool:
+        """Whether no list has outputs, because the text is too long for the models."""
+        return not self.places
+
     def add(self, record: Mapping[str, Any], place: str) -> None:
-        """Adds the outputs of a record at `place`.
+        """Adds the outputs of a record at `place`; the record of a skipped text has none.
 
         Raises:
             UserError: it has no list of texts in `outputs`.
         """
         texts = record.get("outputs")
+        if texts is None and record.get(lines.TOO_LONG) == "skip":
+            return
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
             command = "translate.py --n-best N --output NAME.jsonl"
             raise UserError(f"{place}: has no list of texts in the field 'outputs': write it by {command}")
@@ -213,7 +220,7 @@ def feature_weights(options: argparse.Namespace, saved: Mapping[str, Any]) -> di
 def read_pools(options: argparse.Namespace, reserved: Collection[str] = ()) -> list[Pool]:
     """Reads n-best lists of the same texts; no record of the first list may have the fields `reserved`.
 
-    Languages are read from the first list.
+    Languages are read from the first list. A skipped text has a blank output, as in the plain output of `translate.py`.
 
     Raises:
         UserError: a file is missing or malformed, or has other texts than the first list.
@@ -236,6 +243,8 @@ def read_pools(options: argparse.Namespace, reserved: Collection[str] = ()) -> l
         if count < len(pools):
             texts = counted(count, "text")
             raise UserError(f"{path} has {texts} and {paths[0]} {len(pools):,}: give lists of the same texts")
+    for pool in filter(lambda pool: pool.skipped, pools):
+        pool.written, pool.numbers = [""], [{}]
     return pools
 
 
@@ -265,7 +274,7 @@ def compute_feature(pools: Sequence[Pool], name: str, metric: Metric) -> list[Se
 
 
 def run_scores(pools: Sequence[Pool], kind: str, run: str) -> list[Sequence[float]]:
-    """Returns the log-probability that a run computes for each candidate of each text; see `RUNS`."""
+    """Returns the log-probability that a run computes for each candidate of each text, 0 of skipped ones; see `RUNS`."""
     import tformer_jax
     from tformer_jax.inference.encoding import TextError
 
@@ -275,6 +284,7 @@ def run_scores(pools: Sequence[Pool], kind: str, run: str) -> list[Sequence[floa
     owners = [
         (pool.places[number], RUNS[kind](pool.request, pool.written[number]))
         for pool in pools
+        if not pool.skipped
         for number in pool.candidates
     ]
     try:
@@ -282,7 +292,7 @@ def run_scores(pools: Sequence[Pool], kind: str, run: str) -> list[Sequence[floa
         totals = iter([each.total for each in scored])
     except TextError as error:
         raise UserError(f"{owners[error.index][0]}: {kind}={run} cannot score an output: {error.problem}") from None
-    return [list(itertools.islice(totals, len(pool.candidates))) for pool in pools]
+    return [[0.0] if pool.skipped else list(itertools.islice(totals, len(pool.candidates))) for pool in pools]
 
 
 def tune_weights(
