@@ -244,3 +244,18 @@ def test_a_text_that_translate_skipped_has_a_blank_output(nbest, tmp_path, capsy
     (tmp_path / "references.txt").write_text("the cat sat\na dog\nwe eat\n")
     tuning = ["--tune", str(tmp_path / "w.json"), "--references", str(tmp_path / "references.txt")]
     rerank.main([*nbest, "--feature", "risk", "--feature", "scores", *tuning])
+
+
+@pytest.mark.slow
+def test_a_language_model_scores_the_first_token_if_it_can_start_a_text(tmp_path, capsys):
+    """Regression test: an output of one token had the log-probability 0, and was the best."""
+    (tmp_path / "train.txt").write_text("a b\nb c\n" * 4)
+    data = {"source": "lines", "train": "train.txt", "tokenizer": "words"}
+    folder = finish("decoder_lm", tmp_path, DataConfig(**data, batching="windows", window=8, batch_size=2))
+    path = write(tmp_path / "n.jsonl", [["a", "a b c"], ["c b", "b"], ["c", "c a"]])
+    rerank.main([path, "--feature", f"lm={folder}", "--output", str(tmp_path / "best.jsonl")])
+    scores = [each.total for each in tj.load(folder).score([("", "a"), ("", "b"), ("", "c")])]
+    records = map(json.loads, (tmp_path / "best.jsonl").read_text().splitlines())
+    assert [record["features"][f"lm={folder}"] for record in records] == pytest.approx(scores)
+    with pytest.raises(UserError, match="is no translator: name the run of a translator"):
+        rerank.main([path, "--feature", f"forward={folder}"])

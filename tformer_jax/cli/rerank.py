@@ -274,15 +274,22 @@ def compute_feature(pools: Sequence[Pool], name: str, metric: Metric) -> list[Se
 
 
 def run_scores(pools: Sequence[Pool], kind: str, run: str) -> list[Sequence[float]]:
-    """Returns the log-probability that a run computes for each candidate of each text, 0 of skipped ones; see `RUNS`."""
+    """Returns the log-probability that a run computes for each candidate of each text, 0 of skipped ones; see `RUNS`.
+
+    A language model that can start a text also scores the first token.
+    """
     import tformer_jax
-    from tformer_jax.inference.encoding import TextError
+    from tformer_jax.inference.encoding import TextError, start_of_text
 
     loaded = tformer_jax.load(run)
-    if kind == "lm" and loaded.config.model.model_class.reads_source:
+    translates = loaded.config.model.model_class.reads_source
+    if kind == "lm" and translates:
         raise UserError(f"--feature lm={run}: is a translator: name a language model, or write forward={run}")
+    if kind != "lm" and not translates:
+        raise UserError(f"--feature {kind}={run}: is no translator: name the run of a translator")
+    before = ("",) if kind == "lm" and start_of_text(loaded.config, loaded.tokenizers.target) else ()
     owners = [
-        (pool.places[number], RUNS[kind](pool.request, pool.written[number]))
+        (pool.places[number], (*before, *RUNS[kind](pool.request, pool.written[number])))
         for pool in pools
         if not pool.skipped
         for number in pool.candidates
