@@ -263,6 +263,20 @@ def test_a_page_of_attention(translator):
     )
 
 
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ({"target_language": "de"}, "the model has no languages: leave target_language and source_language out"),
+        ({"output": "b"}, "output: a classifier model makes none of a text: leave it out"),
+    ],
+)
+def test_attention_of_a_classifier_has_neither_languages_nor_an_output(body, problem):
+    engine = FakeEngine()
+    with around(engine, served(engine, "classifier")) as server:
+        refused = server.post("/attention", text="a", **body)
+    assert (refused.status_code, refused.json()["error"]["message"]) == (400, problem)
+
+
 def test_a_model_without_attention_weights(translator):
     with around(FakeEngine(), dataclasses.replace(translator.model, attention="it has a state")) as server:
         refused = server.post("/attention", text="a", output="b")

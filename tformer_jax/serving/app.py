@@ -149,6 +149,9 @@ class Handlers:
         if isinstance(render := self.served.attention, str):
             raise RequestError(f"attention is not available: {render}", 404)
         body = await self._read(request, Attention)
+        self.served.tags([body.target_language], [body.source_language])  # raises
+        if body.output and not self.served.model_class.decodes:
+            raise body.error("output", f"a {self.served.family} model makes none of a text: leave it out")
         return self._generate([], replies.attention_page(functools.partial(render, body.source, body.output)))
 
     async def complete(self, request: HttpRequest) -> Response:
