@@ -101,6 +101,8 @@ def test_a_glossary_applies_the_longest_term(tmp_path):
     for text in ("New\u00a0York", "New  York", "New\u200b York"):
         assert glossary_constraints(str(path), text) == (("New York",),)
     assert glossary_constraints(str(path), "{house} %(new)s <York> http://a.b/new York") == (("York", "hier"),)
+    path.write_text("nothing\tnichts\n")  # in the same process
+    assert glossary_constraints(str(path), "nothing") == (("nichts",),)
     broken = tmp_path / "broken.tsv"
     broken.write_text("house Haus\n")
     with pytest.raises(UserError, match="line 1 of glossary .* must be a term, a tab and its translation"):

@@ -60,7 +60,10 @@ def are_met(constraints: Iterable[Constraint], text: str, decode: DecodeConfig) 
     return all(any(whole_words(phrases).search(text) for text in written) for phrases in constraints)
 
 
-_read_glossary = functools.lru_cache(4)(read_glossary)
+@functools.lru_cache(4)
+def _read_glossary(path: Path, version: tuple[int, int] | None) -> dict[str, tuple[str, ...]]:
+    """As `read_glossary`; a file that changes is read again, since it is another `version`."""
+    return read_glossary(path)
 
 
 def glossary_constraints(path: str, source: str) -> tuple[Constraint, ...]:
@@ -71,7 +74,9 @@ def glossary_constraints(path: str, source: str) -> tuple[Constraint, ...]:
     Raises:
         UserError: the glossary cannot be read, or a line is malformed.
     """
-    terms, source = _read_glossary(Path(path)), clean_whitespace(source)
+    state = Path(path).stat() if Path(path).is_file() else None
+    terms = _read_glossary(Path(path), state and (state.st_mtime_ns, state.st_size))
+    source = clean_whitespace(source)
     fixed = [match.span() for match in FIXED.finditer(source)]
     matches = (match for match in whole_words(tuple(terms)).finditer(source) if not cuts_span(*match.span(), fixed))
     return tuple(dict.fromkeys(terms[match[0]] for match in matches))
