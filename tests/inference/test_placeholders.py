@@ -9,10 +9,12 @@ import pytest
 from tests.helpers import build, rest_slow, tiny
 from tests.inference.engines import finish
 from tests.serving.live import around
+from tformer_jax.base.errors import UserError
 from tformer_jax.config import Config, DataConfig, DecodeConfig
 from tformer_jax.data.placeholders import NUMBERED, has_same_placeholders
 from tformer_jax.data.tokenizers import Tokenizers
 from tformer_jax.data.tokenizers.simple import WordTokenizer
+from tformer_jax.inference.constraints import Constraints
 from tformer_jax.inference.encoding import LongTexts
 from tformer_jax.inference.engine import Engine, Request
 from tformer_jax.inference.outputs import RowDecoder
@@ -50,6 +52,15 @@ def restored(ids, originals, **options) -> str:
     for number, symbol in enumerate(NUMBERED):
         text = text.replace(symbol, originals[number] if number < len(originals) else "")
     return text
+
+
+@pytest.mark.parametrize("setting", ["stop", "forbidden"])
+def test_texts_with_placeholders_neither_end_outputs_nor_are_forbidden(setting):
+    """Outputs get them from their source, after the search."""
+    cases = [({setting: ("T %s",)}, TARGET), ({setting: ("<b>",), "markup": "align"}, WordTokenizer(["T"]))]
+    for settings, tokenizer in cases:
+        with pytest.raises(UserError, match=f"decode.{setting}=.* has a placeholder or a tag, which outputs get"):
+            Constraints.from_config(DecodeConfig(**settings), tokenizer)
 
 
 SAMPLE = {"strategy": "sample", "temperature": 2.0}

@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from tformer_jax.config import DecodeConfig
-from tformer_jax.data.placeholders import NUMBERED
-from tformer_jax.data.tokenizers import Tokenizer
+from tformer_jax.data.markup import take_out
+from tformer_jax.data.placeholders import NUMBERED, mask
+from tformer_jax.data.tokenizers import Placeholders, Tokenizer
 from tformer_jax.inference.encoding import dropped_characters
 from tformer_jax.inference.forced import CONTEXTS, encode_continuation
 from tformer_jax.inference.sampling import RowSettings, among
@@ -43,8 +44,15 @@ class Constraints:
         """Builds the constraints of a config for outputs of a tokenizer.
 
         Raises:
-            UserError: the vocabulary cannot represent a text, or normalized outputs never have a text of `stop`.
+            UserError: the vocabulary cannot represent a text, normalized outputs never have a text of `stop`, or a text
+                has a placeholder.
         """
+        names = Placeholders(tuple(tokenizer.placeholders), tuple(tokenizer.symbols))
+        for name, texts in (("stop", cfg.stop), ("forbidden", cfg.forbidden)):
+            for text in texts:
+                if mask(names, text).originals or (cfg.markup == "align" and take_out(text, names).marks):
+                    problem = f"{text!r} has a placeholder or a tag, which outputs get from their source"
+                    raise cfg.error(name, f"{problem}: leave it out")
         for text in cfg.stop:
             written = tokenizer.normalize(text)
             if written != text and text not in tokenizer.normalize(f"x{text}x"):
