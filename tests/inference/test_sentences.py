@@ -79,8 +79,9 @@ def test_the_output_of_a_text_counts_its_sentences():
         Output("b\nd", None, None, 1, True, constraints_met=False, sentences=2),
     ]
     assert parts.join(given) == expected
-    pieces = parts.pieces(lambda row: iter([Output("x", None), Output("y", None)]))
+    pieces = [*parts.pieces(lambda row: iter([Output("x", None), Output("y", None)]))]
     assert "".join(piece.text for piece in pieces) == "xy\nxy"
+    assert pieces[-1].sentences == 2
 
 
 @pytest.mark.slow

@@ -364,16 +364,16 @@ class Parts(NamedTuple):
         return [self._join(sentences) for sentences in zip(*outputs, strict=True)]
 
     def pieces(self, decode: Callable[[EncodedRequest], Iterator[Output]]) -> Iterator[Output]:
-        """Yields the pieces of the output; `decode` yields the pieces of a sentence."""
-        written = self.gaps[0]
+        """Yields the pieces of the output, with the number of sentences; `decode` yields the pieces of a sentence."""
+        written, count = self.gaps[0], len(self.rows)
         for number, row in enumerate(self.rows):
             if before := gap_after(written, self.gaps[number]) if number else written:
                 yield Output(before, None)
             for piece in decode(row):
                 written += piece.text
-                yield piece
+                yield piece._replace(sentences=count)
         if self.gaps[-1]:
-            yield Output(self.gaps[-1], None)
+            yield Output(self.gaps[-1], None, sentences=count)
 
     def _join(self, sentences: Sequence[Output]) -> Output:
         if len(sentences) == 1:
