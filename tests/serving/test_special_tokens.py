@@ -113,7 +113,7 @@ def test_a_glossary_needs_beams(tmp_path):
     (tmp_path / "terms.tsv").write_text("a\tb\n")
     (request,) = Completion(prompt=("a",)).requests([(5,)], [((), ())], saved)
     assert request.constraints == (("b",),)
-    for field, value in {"temperature": 0, "top_p": 0.5, "n": 2}.items():
+    for field, value in [("temperature", 0), ("temperature", 1.0), ("top_p", 0.5), ("top_p", 1.0), ("n", 2)]:
         with pytest.raises(RequestError, match=f"{field}: the glossary of this model needs beam search: leave it out"):
             Completion(prompt=("x",), **{field: value}).requests([(5,)], [((), ())], saved)
 

@@ -234,7 +234,7 @@ class Generated(ModelBody, DirectedBody):
         if self.temperature == 0:
             changes = {"strategy": "greedy"}
         if saved.glossary and changes.get("strategy", "beam") != "beam":
-            given = next(name for name in (*sampling, "n") if getattr(self, name) not in (None, 1))
+            given = next((name for name, value in sampling.items() if value is not None), "n")
             raise self.error(given, "the glossary of this model needs beam search: leave it out")
         if self.limit:
             changes |= limit_tokens(self.limit, saved)
