@@ -7,7 +7,7 @@ import pytest
 
 from tests.data.test_directions import config, experiment, write_table
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import ConfigError, TrainConfig
+from tformer_jax.config import ConfigError, EvalConfig, TrainConfig
 from tformer_jax.data.corpora import DataError, load_corpus
 from tformer_jax.data.pipeline import evaluation_batches
 from tformer_jax.data.summary import summarize
@@ -161,6 +161,21 @@ def test_a_metric_of_a_direction_that_is_not_evaluated(tmp_path):
     names = "write 'chrf', or one of chrf:en-de, chrf:de-fr, "
     with pytest.raises(ConfigError, match=f"the validation split has no direction or group 'en-fr'; {names}"):
         check_metric(wrong, corpus)
+
+
+def test_fewer_evaluated_examples_than_directions(tmp_path):
+    """Regression test: the first evaluation found that it lacks the direction of `train.metric`."""
+    cfg, corpus, tokenizers = experiment(tmp_path)
+    few = dataclasses.replace(cfg, eval=EvalConfig(examples=1))
+    told = list(warnings(few, corpus, summarize(few, corpus, tokenizers)))
+    assert any(text.startswith("eval.examples=1 is less than the 2 directions of validation") for text in told)
+    enough = dataclasses.replace(cfg, eval=EvalConfig(examples=2))
+    assert "eval.examples" not in " ".join(warnings(enough, corpus, summarize(enough, corpus, tokenizers)))
+    for name in ("en-de", "de-fr"):
+        check_metric(dataclasses.replace(enough, train=TrainConfig(metric=f"chrf:{name}")), corpus)
+    problem = "eval.examples=1: leaves out 'en-de' of train.metric='chrf:en-de'; write at least 2, the number of"
+    with pytest.raises(ConfigError, match=problem):
+        check_metric(dataclasses.replace(few, train=TrainConfig(metric="chrf:en-de")), corpus)
 
 
 def test_a_language_that_only_held_out_pairs_have(tmp_path):

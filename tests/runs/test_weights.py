@@ -261,6 +261,7 @@ def test_final_weights_of_earlier_steps_are_validated_and_missing_ones_reported(
     for name in ("record", "evaluations", "checkpointer", "trainer", "experiment"):
         setattr(run, name, mock.MagicMock())
     run.experiment.folder, run.evaluations.best.exhausted, run.changes = tmp_path, False, SettingChanges(0, [], [])
+    run.experiment.corpus.directions = None
     run.trainer.step, run.trainer.state.params = 8, {}
     run.evaluations.validate_final = lambda kind, params: (done.append("validation"), {"loss": 1.0})[1]
     run.evaluations.test = lambda step, params: done.append("test")

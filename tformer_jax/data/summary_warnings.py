@@ -1,6 +1,6 @@
 """Warnings about a corpus: what a reader would want to know before an hour of training."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 from tformer_jax.base.numbers import counted, two_digits
 from tformer_jax.config import Config, kinds
@@ -41,16 +41,22 @@ def _languages(cfg: Config, corpus: Corpus) -> Iterator[str]:
         yield f"{unknown}: if they are none, correct data.language_fields or the data"
     if len({direction.target for direction in directions}) > 1 and not (cfg.data.source_tags or cfg.data.target_tags):
         yield "no tag tells the model into which language to translate: set data.source_tags=('target',)"
-    if cfg.data.zero_shot:
-        yield from _zero_shot(cfg.data.zero_shot, corpus)
+    yield from _held_out(cfg, corpus)
 
 
-def _zero_shot(directions: Sequence[str], corpus: Corpus) -> Iterator[str]:
-    held_out = {example["direction"] for split in (corpus.validation, corpus.test) for example in split}
-    if missing := [name for name in directions if name not in held_out]:
+def _held_out(cfg: Config, corpus: Corpus) -> Iterator[str]:
+    """Yields the directions that metrics lack, of all examples and of those that a run evaluates while it trains."""
+    validation = {example["direction"] for example in corpus.validation}
+    held_out = validation | {example["direction"] for example in corpus.test}
+    if missing := [name for name in cfg.data.zero_shot if name not in held_out]:
         yield (
             f"no held-out example is of {', '.join(missing)} in data.zero_shot, so that no metric is: correct it, or "
             "add such examples to the held-out data"
+        )
+    if 0 < cfg.eval.examples < len(validation):
+        yield (
+            f"eval.examples={cfg.eval.examples} is less than the {len(validation)} directions of validation, so that "
+            "evaluations during training leave out some: write at least as many, or 0 for all examples"
         )
 
 

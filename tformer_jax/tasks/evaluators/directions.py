@@ -2,12 +2,13 @@
 
 import collections
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from tformer_jax.config import Config
 from tformer_jax.config.directions import Direction
 from tformer_jax.config.metrics import base_metric, group_of_metric
-from tformer_jax.data.corpora import Corpus
+from tformer_jax.data.corpora import Corpus, Example
+from tformer_jax.data.corpora.corpus import evaluated_indices
 from tformer_jax.tasks.evaluators.evaluation import Evaluation
 
 ZERO_SHOT = "zero-shot"
@@ -94,14 +95,25 @@ def group_directions(directions: Sequence[str], trained: Collection[str]) -> dic
 
 
 def check_metric(cfg: Config, corpus: Corpus) -> None:
-    """Raises `ConfigError` if `train.metric` names a direction or group that the validation split does not have."""
-    group = group_of_metric(cfg.train.metric)
-    directions = list(dict.fromkeys(example["direction"] for example in corpus.validation))
-    names = [*directions, *group_directions(directions, corpus.directions or ())]
+    """Raises `ConfigError` if `train.metric` names a direction or group that no evaluation of a run has.
+
+    Evaluations of fewer examples than directions leave out some.
+    """
+    group, split = group_of_metric(cfg.train.metric), corpus.validation
+
+    def names_of(examples: Iterable[Example]) -> list[str]:
+        directions = list(dict.fromkeys(example["direction"] for example in examples))
+        return [*directions, *group_directions(directions, corpus.directions or ())]
+
+    names = names_of(split)
     if group not in names:
         base = base_metric(cfg.train.metric)
         problem = f"the validation split has no direction or group {group!r}; write {base!r}, or one of"
         raise cfg.train.error("metric", f"{problem} {', '.join(f'{base}:{name}' for name in names)}")
+    if group not in names_of(split[index] for index in evaluated_indices(split, cfg.eval.examples)):
+        needed = len({example["direction"] for example in split})
+        problem = f"leaves out {group!r} of train.metric={cfg.train.metric!r}; write at least {needed}, the number of"
+        raise cfg.eval.error("examples", f"{problem} directions of the validation split, or 0 for all examples")
 
 
 def hub_of(directions: Collection[str]) -> str | None:
