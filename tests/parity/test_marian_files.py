@@ -167,6 +167,19 @@ def test_damaged_files_of_names_are_named(name, text, message, model, tmp_path):
         marian.unpack(path, tmp_path / "hf")
 
 
+@pytest.mark.parametrize(
+    ("last", "message"),
+    [({"<pad>": "48"}, "vocab.yml has the token <pad>"), ({}, "its embedding has 49 rows, but .*vocab.yml 48 tokens")],
+)
+def test_vocabularies_that_do_not_fit_are_named(last, message, model, tmp_path):
+    """Regression test: a vocabulary with <pad> was said to have other tokens than the embedding has rows."""
+    path, file = model(), tmp_path / "opus.spm32k-spm32k.vocab.yml"
+    names = yaml.load(file.read_text(), yaml.BaseLoader)
+    file.write_text(yaml.dump({name: i for name, i in names.items() if i != "48"} | last, allow_unicode=True))
+    with pytest.raises(UserError, match=message):
+        marian.unpack(path, tmp_path / "hf")
+
+
 def test_files_that_do_not_fit_are_named(model, tmp_path):
     path = model(decoder_Wpos=np.zeros((3, 8), np.float32))
     (tmp_path / "out").mkdir()

@@ -102,7 +102,8 @@ def unpack(path: Path, folder: Path) -> StoredArrays:
     vocab = {name: int(i) for name, i in names.items()}
     pad = len(vocab)
     rows = len(arrays["Wemb"])
-    check(rows == pad and "<pad>" not in vocab, f"its embedding has {rows} rows, but {vocabulary.name} {pad} tokens")
+    check(rows == pad, f"its embedding has {rows} rows, but {vocabulary.name} {pad} tokens")
+    check("<pad>" not in vocab, f"{vocabulary.name} has the token <pad>, which Marian-NMT does not have")
     search = _read_yaml(decoder) if decoder.is_file() else {}
     (folder / "vocab.json").write_text(json.dumps(vocab | {"<pad>": pad}), encoding="utf-8")
     config = _read_config(given, vocab, search)
