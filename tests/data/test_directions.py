@@ -5,11 +5,13 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.data.test_pipeline import assert_restored_exactly, assert_same, assert_shards_of, take
 from tformer_jax.base.errors import UserError
-from tformer_jax.config import Config, DataConfig, ModelConfig
+from tformer_jax.config import Config, ConfigError, DataConfig, ModelConfig
 from tformer_jax.config.directions import Direction
 from tformer_jax.data import order
 from tformer_jax.data.corpora import Corpus, DataError, Joined, load_corpus
@@ -81,6 +83,41 @@ def test_files_of_a_zero_shot_pair_are_read_once_in_both_directions(tmp_path, na
     assert corpus.directions == dict.fromkeys(("en-de", "de-en", "en-fr", "fr-en"), 1)
     expected = {(name, f"{name[:2]} 1", f"{name[3:]} 1") for name in (*corpus.directions, "de-fr", "fr-de")}
     assert texts(corpus.validation) == expected and len(corpus.validation) == 6
+
+
+@pytest.mark.parametrize("source", ["tsv", "jsonl", "parquet"])
+def test_a_record_with_a_text_in_each_language_is_a_pair_in_each_direction(tmp_path, source):
+    """As files of each direction, which have the same texts."""
+    records = [{"en": f"e {n}", "de": f"d {n}", "fr": f"f {n}"} for n in range(4)]
+    records.append({"en": "e 4", "de": "d 4", "fr": " "})
+    fields = ("{src}", "{tgt}") if source == "tsv" else ("translation.{src}", "translation.{tgt}")
+    for split, rows in (("train", records), ("dev", records[:2])):
+        nested = [{"translation": row} for row in rows]
+        if source == "tsv":
+            table = "\n".join("\t".join(row.values()) for row in rows)
+            (tmp_path / f"{split}.tsv").write_text(f"en\tde\tfr\n{table}\n")
+        elif source == "jsonl":
+            (tmp_path / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in nested))
+        else:
+            pq.write_table(pa.Table.from_pylist(nested), tmp_path / f"{split}.parquet")
+        for name in ("en-de", "en-fr", "de-fr"):
+            pairs = "".join(f"{row[name[:2]]}\t{row[name[3:]]}\n" for row in rows)
+            (tmp_path / f"{split}.{name}.txt").write_text(pairs)
+    listed = {"directions": ("en-de", "en-fr"), "both_directions": True, "zero_shot": ("de-fr",), "language_fields": ()}
+    files = {"source": source, "train": f"train.{source}", "validation": f"dev.{source}", "header": source == "tsv"}
+    actual = load_corpus(config(**listed, **files, fields=fields), tmp_path)
+    files = {"source": "tsv", "train": "train.{src}-{tgt}.txt", "validation": "dev.{src}-{tgt}.txt", "fields": ()}
+    expected = load_corpus(config(**listed, **files), tmp_path)
+    assert actual.directions == expected.directions == {"en-de": 5, "de-en": 5, "en-fr": 4, "fr-en": 4}
+    assert [*actual.train] == [*expected.train] and [*actual.validation] == [*expected.validation]
+    assert actual.left_out["train"]["blank texts"] == expected.left_out["train"]["blank texts"]
+
+
+def test_fields_with_languages_need_directions():
+    with pytest.raises(ConfigError, match=r"data.fields.* has \{src\} or \{tgt\}, which need data.directions"):
+        config(language_fields=(), fields=("{src}", "{tgt}"))
+    with pytest.raises(ConfigError, match=r"which need data.directions, without data.language_fields"):
+        config(directions=("en-de",), fields=("{src}", "{tgt}"))
 
 
 def test_rows_are_read_in_their_own_direction_where_both_are_listed(tmp_path):

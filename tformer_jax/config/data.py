@@ -47,8 +47,8 @@ class DataConfig(Section):
     directions: tuple[str, ...] = setting(
         (),
         "translation between many languages: pairs such as ('en-de', 'en-pt_BR'), each read in this order. {src} and "
-        "{tgt} in entries are their codes, {lang} the code of either side; (): source_language and target_language, or "
-        "all directions that language_fields name",
+        "{tgt} in entries and fields are their codes, {lang} in entries the code of either side; (): source_language "
+        "and target_language, or all directions that language_fields name",
         used_by="source",
     )
     both_directions: bool = setting(False, "many languages: read each pair the other way round, too", used_by="source")

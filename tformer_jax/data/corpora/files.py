@@ -40,14 +40,17 @@ class FileSource(Source):
 
     @staticmethod
     def check(data: DataConfig) -> None:
-        """Raises `ConfigError` for an entry that names no language although the data has several."""
-        if not data.directions or data.language_fields:
+        """Raises `ConfigError` if neither an entry nor the fields name languages although the data has several."""
+        by_field = any(place in field for field in data.fields for place in ("{src}", "{tgt}"))
+        if by_field and (not data.directions or data.language_fields):
+            raise data.error("fields", "has {src} or {tgt}, which need data.directions, without data.language_fields")
+        if not data.directions or data.language_fields or by_field:
             return
         for split in ("train", "validation", "test"):
             for name in getattr(data, split):
                 if not any(place in name for place in ("{src}", "{tgt}")):
-                    problem = "must contain {src} and {tgt} for data.directions; or set data.language_fields"
-                    raise data.error(split, f"{name!r} {problem}")
+                    problem = "must contain {src} and {tgt} for data.directions, or data.fields must; or set"
+                    raise data.error(split, f"{name!r} {problem} data.language_fields")
 
     @classmethod
     def files(cls, cfg: Config, root: Path | None) -> list[Path]:
@@ -74,7 +77,7 @@ class FileSource(Source):
             DataError: a file is missing or empty, or has a malformed line and `data.on_bad_line` is "stop".
         """
         for direction in self.directions:
-            examples = self.read_direction(name, direction)
+            examples = dataclasses.replace(self, directions=(direction,)).read_direction(name, direction)
             if self.cfg.directions and not self.cfg.language_fields:
                 written = str(direction)
                 examples = ({**example, "direction": written} for example in examples)

@@ -3,7 +3,7 @@
 import datetime
 import decimal
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,8 @@ class Parquet(FileSource):
     entry = "'train.parquet'"
 
     def read_file(self, path: Path) -> Iterator[Example]:
-        read = record_reader(self.cfg, self.keys)
-        fields: Sequence[str] = () if self.keys == CHATS else list(field_names(self.cfg, self.keys).values())
+        read = record_reader(self.cfg, self.keys, *self.directions)
+        fields = [] if self.keys == CHATS else [*field_names(self.cfg, self.keys, *self.directions).values()]
         self.bad.start(path)
         number = 0
         try:

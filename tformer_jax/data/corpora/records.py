@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tformer_jax.config import DataConfig
+from tformer_jax.config.directions import Direction
 from tformer_jax.config.fields import separated
 from tformer_jax.data.characters import clean_whitespace
 from tformer_jax.data.corpora.chats import read_chat
 from tformer_jax.data.corpora.corpus import CHATS, LABELED, PAIRS, DataError, Example
-from tformer_jax.data.corpora.directions import direction_of
+from tformer_jax.data.corpora.directions import direction_of, fill
 from tformer_jax.data.corpora.example import type_name
 from tformer_jax.data.corpora.files import FileSource, LineSource
 from tformer_jax.data.corpora.lines import NOT_A_CHARACTER, BadLines, is_unicode, numbered_lines
@@ -76,7 +77,7 @@ class Tsv(LineSource):
             raise cfg.error("fields", "must name the columns of source and target beside data.language_fields")
         if not cfg.fields:
             return dict(zip(self.keys if "source" in self.keys else reversed(self.keys), (0, 1), strict=True))
-        fields = field_names(cfg, self.keys)
+        fields = field_names(cfg, self.keys, *self.directions)
         if all(field.isdecimal() and field != "0" for field in fields.values()):
             return {key: int(field) - 1 for key, field in fields.items()}
         if not cfg.header:
@@ -106,7 +107,7 @@ class Jsonl(FileSource):
     entry = "'train-*.jsonl.gz'"
 
     def read_file(self, path: Path) -> Iterator[Example]:
-        read = record_reader(self.cfg, self.keys)
+        read = record_reader(self.cfg, self.keys, *self.directions)
         for number, line in self.filled(numbered_lines(path, self.bad)):
             try:
                 yield read(json.loads(line))
@@ -116,15 +117,18 @@ class Jsonl(FileSource):
                 self.bad.reject(path, number, f"is not valid JSON ({getattr(error, 'msg', error)})")
 
 
-def record_reader(cfg: DataConfig, keys: Sequence[str]) -> Callable[[Any], Example]:
+def record_reader(cfg: DataConfig, keys: Sequence[str], direction: Direction | None = None) -> Callable[[Any], Example]:
     """Returns what reads the example of a record, and raises `DataError` for one that does not fit."""
     if keys == CHATS:
         return functools.partial(read_chat, fields=cfg.fields)
-    return functools.partial(as_example, fields=field_names(cfg, keys))
+    return functools.partial(as_example, fields=field_names(cfg, keys, direction))
 
 
-def field_names(cfg: DataConfig, keys: Sequence[str]) -> dict[str, str]:
+def field_names(cfg: DataConfig, keys: Sequence[str], direction: Direction | None = None) -> dict[str, str]:
     """Maps each key of an example to the field of a record, and `LANGUAGES` to `cfg.language_fields`.
+
+    Args:
+        direction: its languages replace `{src}` and `{tgt}` in fields.
 
     Raises:
         UserError: the settings do not name one field per key.
@@ -135,7 +139,8 @@ def field_names(cfg: DataConfig, keys: Sequence[str]) -> dict[str, str]:
     if cfg.language_fields and len(cfg.language_fields) != len(LANGUAGES):
         raise cfg.error("language_fields", "must name 2 fields, for the languages of source and target")
     languages = dict(zip(LANGUAGES, cfg.language_fields, strict=False))
-    return dict(zip(keys, cfg.fields or keys, strict=True)) | languages
+    fields = cfg.fields if direction is None else [fill(field, direction) for field in cfg.fields]
+    return dict(zip(keys, fields or keys, strict=True)) | languages
 
 
 def with_direction(values: dict[str, str]) -> Example:
