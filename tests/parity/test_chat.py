@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import tformer_jax as tj
 from tests import chats
 from tests.cli.finished_runs import run_of_conversations
 from tests.parity import checkpoints
+from tests.parity.test_adapters import save_adapter
 from tests.programs.chat_tuning import OPTIM, our_curve, torch_curve
 from tformer_jax.cli import export_hf, import_hf
 from tformer_jax.config import Config, DataConfig, ParallelConfig, TrainConfig
@@ -134,3 +136,24 @@ def test_the_loss_curve_of_peft(tmp_path):
     theirs = torch_curve(folder, tmp_path, batches, cfg.optim)
     np.testing.assert_allclose(ours.losses, theirs.losses, rtol=1e-4)
     assert ours.losses[-1] < ours.losses[0] - 0.1
+
+
+def test_a_template_beside_an_adapter_is_not_read_in_silence(imported, tmp_path, capsys):
+    """Regression test: trainers save the template with the adapter, and the run had none, without a word."""
+    folder, _, model = imported("llama")
+    base = shutil.copytree(folder, tmp_path / "base")
+    adapter = tmp_path / "adapter"
+    save_adapter(type(model).from_pretrained(base), adapter, target_modules=["q_proj"])
+    flags = [str(base), "--adapter", str(adapter), "--run", str(tmp_path / "run"), "--overwrite"]
+    import_hf.main(flags)
+    assert "chat template" not in capsys.readouterr().err
+    (adapter / "tokenizer_config.json").write_text(json.dumps({"chat_template": PLAIN}))
+    import_hf.main(flags)
+    assert (
+        f"not read: the chat template in {adapter / 'tokenizer_config.json'}; save it as {base}"
+        in capsys.readouterr().err
+    )
+    for place in (adapter, base):
+        (place / "chat_template.jinja").write_text(PLAIN)
+    import_hf.main(flags)
+    assert "chat template" not in capsys.readouterr().err

@@ -16,6 +16,7 @@ from tformer_jax.base.json_files import read_json
 from tformer_jax.base.paths import checksum, resolved
 from tformer_jax.config import Config, DataConfig, DecodeConfig, EmbedConfig, ModelConfig, read_mesh
 from tformer_jax.config.task import tasks_of_family
+from tformer_jax.data.chat import template
 from tformer_jax.data.tokenizers import Tokenizer, Tokenizers
 from tformer_jax.data.tokenizers.checkpoints import load_checkpoint_tokenizers
 from tformer_jax.data.tokenizers.language_tags import languages_of, tag_names, tagged_language
@@ -123,7 +124,9 @@ def _read_folder(folder: Path, settings: dict[str, Any]) -> Imported:
     only_embeds = headless and cfg.model_class.continues
     notes = [HEADLESS if only_embeds else NO_CLASSES] if headless else []
     notes += [f"not applied: {', '.join(unapplied)}"] if unapplied else []
-    notes += [WIDENED] if "adapter" in settings and _stored_dtype(theirs) == "bfloat16" else []
+    if "adapter" in settings:
+        notes += [WIDENED] if _stored_dtype(theirs) == "bfloat16" else []
+        notes += _unread_template(settings["adapter"], folder, tokenizers.target) if cfg.model_class.continues else []
     first = tokenizers.target.special.name(generation.forced_first(folder, theirs))
     beside = companions.read(folder, tokenizers.target)
     if first and (language := tagged_language(first)):
@@ -141,6 +144,19 @@ def _read_folder(folder: Path, settings: dict[str, Any]) -> Imported:
     embed = dataclasses.replace(embed, only=only_embeds)
     origin = theirs["model_type"], paths, cfg, params, tokenizers, decode, labels, notes, embed
     return Imported(*origin, beside)
+
+
+def _unread_template(adapter: Path, folder: Path, tokenizer: Tokenizer) -> list[str]:
+    """Returns a note if the folder of an adapter has another chat template than the checkpoint, which is not read."""
+    file = next((adapter / name for name in template.FILES if (adapter / name).is_file()), None)
+    if file is None:
+        return []
+    own = file.read_text("utf-8") if file.suffix == ".jinja" else read_json(file).get("chat_template")
+    text = template.default_template(own)
+    if not text or (tokenizer.chat and tokenizer.chat.text == text):
+        return []
+    place = folder / template.TEMPLATE_FILE
+    return [f"not read: the chat template in {file}; save it as {place}, and import again, for a run that has it"]
 
 
 def _cleans_up(folder: Path, cfg: ModelConfig, tokenizer: Tokenizer) -> bool:
