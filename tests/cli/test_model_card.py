@@ -17,6 +17,7 @@ from tformer_jax import config
 from tformer_jax.cli import export_hf, model_card
 from tformer_jax.config import DecodeConfig
 from tformer_jax.inference.languages import Languages
+from tformer_jax.report.run import load_all
 
 
 def test_it_has_languages_scores_data_and_the_command(tmp_path):
@@ -53,6 +54,15 @@ def test_it_has_languages_scores_data_and_the_command(tmp_path):
         "- SHA-256 of `model.safetensors`: `0f`",
     ):
         assert row in text, row
+
+
+def test_validation_scores_are_of_the_exported_weights(tmp_path):
+    """Regression test: an export of averaged weights had the validation scores of the last weights."""
+    folder = write_run(tmp_path / "run")
+    path = folder / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "validation": {"bleu": 33.25}}))
+    [scores] = model_card._scores(load_all([folder])[0])
+    assert "| BLEU | 33.25 |" in scores
 
 
 @pytest.mark.slow

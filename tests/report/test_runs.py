@@ -240,6 +240,24 @@ def test_a_last_evaluation_that_is_not_finite_shows_no_earlier_value(tmp_path):
     assert (row.validation, row.test, row.best_step) == (None, None, 30)
 
 
+def test_weights_of_other_steps_have_a_validation_column_of_their_own(tmp_path):
+    """Regression test: the test scores of averaged weights stood beside the validation scores of the last ones."""
+    run = write_run(tmp_path / "run")
+    assert "validation, final weights" not in shown(run).text
+    path = run / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "validation": {"loss": 1.2345, "bleu": 33.25}}))
+    rows = sections.metric_rows(load_all([run]))
+    assert {title: row.saved for title, (row, *_) in rows.items()} == {
+        "Loss": 1.2345,
+        "BLEU": 33.25,
+        "chrF": None,
+        "Exact match": None,
+    }
+    actual = shown(run).text
+    assert "validation, final weights" in actual
+    assert actual.index("1.2345") < actual.index("33.25")
+
+
 @pytest.mark.parametrize(("signature", "shown"), [("raw", None), ("lowercase", ["lowercase"])])
 def test_signatures_name_the_normalization_of_references(tmp_path, signature, shown):
     run = write_run(tmp_path / "run", examples=2)

@@ -159,10 +159,10 @@ def _training(loaded: RunFiles) -> Iterable[str]:
 
 def _scores(loaded: RunFiles) -> list[str]:
     """Returns the section with the metrics of both splits and their signatures; [] without metrics."""
-    rows = [
-        (title, *(sections.format_metric(value, row.name) for value in (row.validation, row.test)))
-        for title, (row, *_) in sections.metric_rows([loaded]).items()
-    ]
+    rows = []
+    for title, (row, *_) in sections.metric_rows([loaded]).items():
+        values = (row.validation if row.saved is None else row.saved, row.test)
+        rows.append((title, *(sections.format_metric(value, row.name) for value in values)))
     if not rows:
         return []
     signatures = [f"{name}: `{text}`" for name, texts in sections.signatures([loaded]).items() for text in texts]

@@ -36,6 +36,8 @@ class MetricRow:
     """Of the run, from 0."""
     validation: float | None
     """At the last evaluation."""
+    saved: float | None
+    """On the validation split, of the final weights if they are from other steps than the last."""
     best: float | None
     """None also for a function of `tj.train(metrics=)`, for which higher or lower values may be better."""
     best_step: int | None
@@ -88,6 +90,7 @@ def _metric_row(
         name,
         number,
         series.final(name),
+        run.result.get("validation", {}).get(name),
         None if best is None else float(best),
         step,
         test.final(name) if len(test.steps) else run.result.get("test", {}).get(name),
