@@ -65,6 +65,18 @@ def test_validation_scores_are_of_the_exported_weights(tmp_path):
     assert "| BLEU | 33.25 |" in scores
 
 
+def test_a_checkpoint_has_no_scores_of_the_final_weights(tmp_path):
+    """Regression test: the export of an earlier step had the scores, steps and tokens of the end of the run."""
+    folder = write_run(tmp_path / "run")
+    cfg = config.load(folder / "config.json")
+    cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, vocab_size=900))
+    run = tj.Run(folder, cfg, None, {"kernel": np.zeros((30, 40))}, None, None, step=20)
+    model_card.write(tmp_path, "out", run, {}, auto="AutoModelForSeq2SeqLM", kind="huggingface")
+    card = (tmp_path / "README.md").read_text()
+    assert "| Training | 20 of 40 steps, seed 0 |" in card
+    assert "Scores" not in card
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",

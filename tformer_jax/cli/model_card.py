@@ -104,7 +104,7 @@ def write(
         "\n".join(("---", *head, "---")),
         f"# {run.config.name}",
         _table(("", ""), _facts(run, loaded, origin, license_name).items()),
-        *_scores(loaded),
+        *(_scores(loaded) if run.step is None else ()),
         f"## Use\n\n```python\n{_program(name, run, auto, kind, base, adds_tags=adds_tags)}```",
         _provenance(run, loaded, origin),
     ]
@@ -137,7 +137,7 @@ def _facts(run: tj.Run, loaded: RunFiles, origin: dict[str, Any], license_name: 
         "Adapter in it": Path(str(origin.get("adapter", ""))).name,
         "Started from": Path(cfg.train.start_from).name if cfg.train.start_from else "",
         "Data": f"`{cfg.data.source}`" + (f": {', '.join(shown)} examples" if shown else ""),
-        "Training": ", ".join(_training(loaded)),
+        "Training": ", ".join(_training(loaded, run.step)),
         "Licence": license_name or "unknown: it depends on the licences of the data and of the initial weights",
     }
     if run_folder.weights_of(run.path, run.step)["kind"] in UNTRAINED:
@@ -145,16 +145,15 @@ def _facts(run: tj.Run, loaded: RunFiles, origin: dict[str, Any], license_name: 
     return {name: text for name, text in facts.items() if text}
 
 
-def _training(loaded: RunFiles) -> Iterable[str]:
-    """Returns steps, tokens and seed, as far as they are recorded."""
+def _training(loaded: RunFiles, step: int | None) -> list[str]:
+    """Returns steps, tokens and seed, as far as they are recorded up to `step` or the end."""
     facts = sections.facts(loaded)
-    total = counted(loaded.config["train.steps"], "step")
     texts = {
-        "steps": f"{loaded.step:,} of {total}",
-        "tokens": f"{facts['tokens']} tokens",
+        "steps": f"{loaded.step if step is None else step:,} of {counted(loaded.config['train.steps'], 'step')}",
+        "tokens": f"{facts['tokens']} tokens" if step is None else sections.ABSENT,
         "seed": f"seed {facts['seed']}",
     }
-    return (text for name, text in texts.items() if facts[name] != sections.ABSENT)
+    return [text for name, text in texts.items() if sections.ABSENT not in (facts[name], text)]
 
 
 def _scores(loaded: RunFiles) -> list[str]:
