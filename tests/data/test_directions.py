@@ -309,6 +309,33 @@ def test_prepared_pairs_have_the_batches_of_their_texts(tmp_path):
         load_corpus(other, None)
 
 
+def test_prepared_folders_of_single_directions_are_one_corpus_of_all(tmp_path):
+    """Regression test: each folder asked for `data.directions` of its own, so that no value fitted two of them."""
+    cfg, corpus, tokenizers = experiment(tmp_path, directions=("en-de", "en-fr"), both_directions=True, temperature=3.0)
+    folders = [str(tmp_path / name) for name in ("de", "fr")]
+    for folder, name in zip(folders, cfg.data.directions, strict=True):
+        one = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, directions=(name,)))
+        (tmp_path / "dev.tsv").write_text(f"en\t{name[3:]}\ta\tb\n")
+        prepare(one, tmp_path, Path(folder), tokenizers=tokenizers)
+
+    def stored(directions, train):
+        changes = {"source": "prepared", "train": tuple(train), "validation": (), "directions": directions}
+        return dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, **changes))
+
+    both = stored(("en-de", "en-fr"), folders)
+    loaded = load_corpus(both, None)
+    assert loaded.directions == corpus.directions
+    assert_same(take(train_batches(both, loaded, tokenizers), 12), take(train_batches(cfg, corpus, tokenizers), 12))
+    for directions in (("en-de",), ("en-fr", "en-de")):
+        with pytest.raises(DataError, match=r"de and .*fr were prepared with .*: write \['en-de', 'en-fr'\]"):
+            load_corpus(stored(directions, folders), None)
+    for name in ("train.tsv", "dev.tsv"):
+        (tmp_path / name).write_text("en\tde\ta\tb\n")
+    prepare(config(both_directions=True), tmp_path, tmp_path / "any", tokenizers=tokenizers)
+    with pytest.raises(DataError, match="any was prepared without data.directions, and others with"):
+        load_corpus(stored(("en-de",), [folders[0], str(tmp_path / "any")]), None)
+
+
 def test_the_summary_shows_directions(tmp_path):
     cfg, corpus, tokenizers = experiment(tmp_path, temperature=1e6)
     parts = summarize(cfg, corpus, tokenizers)["train"].parts

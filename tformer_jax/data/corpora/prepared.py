@@ -1,6 +1,7 @@
 """The source of prepared data: folders that `scripts/prepare_data.py` wrote, as `array_records` describes."""
 
 import collections
+import itertools
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ TOKENIZER_SETTINGS = (
     *("character_coverage", "byte_fallback", "symbols"),
 )
 """Settings that determine the tokenizers; not in dataset.json if the tokenizers were given."""
-LANGUAGE_SETTINGS = ("source_language", "target_language", "directions", "both_directions", "language_fields")
+LANGUAGE_SETTINGS = ("source_language", "target_language", "both_directions", "language_fields")
 STORED_SETTINGS = ("validation", "test", "validation_fraction", "fields", "header", "filters", "zero_shot")
 """Settings whose effect is stored; values other than the stored ones or the defaults have no effect."""
 
@@ -72,6 +73,7 @@ class Prepared(Source):
                     f"{folder} differs from {folders[0]} in its tokenizers or labels: prepare both with the "
                     "same tokenizers"
                 )
+        _check_directions(cfg, folders, metadata)
         keys = stored_keys(cfg)
         dtype = id_dtype(metadata[0]["vocab_size"])
 
@@ -96,6 +98,21 @@ class Prepared(Source):
             train, directions = _by_direction(train, [entry["splits"]["train"]["directions"] for entry in metadata])
         test = _join(used["test"]) if tested else validation
         return Corpus(_join(train), validation, test, labels, directions, folders[0] / TOKENIZERS, left_out)
+
+
+def _check_directions(cfg: Config, folders: Sequence[Path], metadata: Sequence[dict[str, Any]]) -> None:
+    """Raises `DataError` unless `data.directions` are those that the folders were prepared with, in their order."""
+    listed = [entry["data"].get("directions", []) for entry in metadata]
+    prepared, wanted = list(dict.fromkeys(itertools.chain.from_iterable(listed))), list(cfg.data.directions)
+    if prepared and [] in listed:
+        raise DataError(
+            f"{folders[listed.index([])]} was prepared without data.directions, and others with {prepared!r}: prepare "
+            "all folders with data.directions, or none"
+        )
+    if prepared != wanted:
+        names = " and ".join(map(str, folders))
+        was = "was" if len(folders) == 1 else "were"
+        raise DataError(f"{names} {was} prepared with data.directions={prepared!r}, not {wanted!r}: write {prepared!r}")
 
 
 def stored_keys(cfg: Config) -> tuple[str, ...]:
