@@ -108,6 +108,16 @@ def test_markup_alone_is_returned_by_both_routes():
         assert outputs == [Empty(1, "stop", "<b></b>"), Empty(1, "stop", "{0}")]
 
 
+def test_a_blank_text_has_the_fields_of_others():
+    """It has no links, and does not meet its constraints."""
+    engine = FakeEngine()
+    with around(engine, served(engine, "seq2seq")) as server:
+        body = {"text": ["", "ab"], "beams": 2, "alignments": True, "constraints": ["b"]}
+        (blank,), (other,) = server.post("/translate", **body).json()["translations"]
+    assert (blank["text"], blank["alignment"], blank["constraints_met"]) == ("", "", False)
+    assert blank.keys() <= other.keys() | {"alignment"}
+
+
 def test_a_glossary_needs_beams(tmp_path):
     saved = DecodeConfig(strategy="beam", beams=2, glossary=str(tmp_path / "terms.tsv"))
     (tmp_path / "terms.tsv").write_text("a\tb\n")

@@ -138,10 +138,12 @@ class DirectedBody(Body):
         `options` are `seed`, `scored` and the `num_outputs` to return.
         """
         given = text_or_empty(text)
-        if not ids:
-            return Empty(options["num_outputs"], "stop", given.strip() if decode.markup == "align" else "")
-        count = options["num_outputs"] = max(options["num_outputs"], decode.candidates)
         constraints = constraints_of(decode, given, self.constraints)
+        if not ids:
+            written = given.strip() if decode.markup == "align" else ""
+            alignment = () if decode.alignments else None
+            return Empty(options["num_outputs"], "stop", written, alignment, constraints)
+        count = options["num_outputs"] = max(options["num_outputs"], decode.candidates)
         if self.constraints and decode.strategy != "beam":
             raise self.error("constraints", "needs beam search, which neither the request nor the run selects")
         return Request(ids, decode, index=number * count, tags=tags[1], text=given, constraints=constraints, **options)

@@ -160,7 +160,7 @@ class TranslationReply(Reply):
     def _met(self, index: int, text: str) -> dict[str, bool]:
         """Returns "constraints_met" of an output of a request with constraints."""
         request = self._requests[index] if self._requests else None
-        if not isinstance(request, Request) or not request.constraints:
+        if request is None or not request.constraints:
             return {}
         return {"constraints_met": are_met(request.constraints, text, request.decode)}
 

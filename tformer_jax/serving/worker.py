@@ -12,8 +12,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tformer_jax.base.errors import UserError, first_line
+from tformer_jax.config import DecodeConfig
+from tformer_jax.data.word_links import Links
 from tformer_jax.inference.engine import MAX_LANES, Engine, Event, Request
 from tformer_jax.inference.engine.group import EngineGroup
+from tformer_jax.inference.requests import Constraint
 from tformer_jax.serving.errors import RequestError
 
 OF_ROWS = {"strategy", "temperature", "top_k", "top_p", "min_p", "max_new_tokens", "prefix", "stop"}
@@ -40,6 +43,14 @@ class Empty(NamedTuple):
     """Finish reason of the outputs."""
     text: str = ""
     """The text of the outputs, of markup alone."""
+    alignment: Links | None = None
+    """As in `Event`."""
+    constraints: tuple[Constraint, ...] = ()
+
+    @property
+    def decode(self) -> DecodeConfig:
+        """The settings that say whether the outputs meet the constraints."""
+        return DecodeConfig()
 
 
 class Job:
@@ -265,7 +276,8 @@ class EngineThread(Worker):
             for index, request in enumerate(job.requests):
                 if isinstance(request, Empty):
                     for n in range(request.num_outputs):
-                        self._send([(job, Event(index, n, request.text, request.finish, None, 0))])
+                        ids_and_links = (), request.alignment
+                        self._send([(job, Event(index, n, request.text, request.finish, None, 0, *ids_and_links))])
                 else:
                     self._accepted[self._engine.submit(request)] = job, index
         except UserError as error:
