@@ -315,6 +315,21 @@ OBJECTIVE = {"data": {"source": "stdlib_text", "batching": "windows", "objective
             },
             "data.target_language='fr' has no effect without translation",
         ),
+        (
+            {"model": {"family": "classifier"}}
+            | {
+                "data": {"source": "tsv", "train": "a.tsv", "validation": "b.tsv", "filters": {"identical_sides": True}}
+            },
+            "data.filters.identical_sides=True has no effect without translation",
+        ),
+        (
+            {
+                "model": {"family": "decoder_lm"},
+                "data": {"source": "lines", "train": "a", "validation": "b", "batching": "packed"}
+                | {"filters": {"max_length_ratio": 3.0}},
+            },
+            "data.filters.max_length_ratio=3.0 has no effect without translation",
+        ),
     ],
 )
 def test_settings_that_other_sections_leave_without_effect(values, unused):

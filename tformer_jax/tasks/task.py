@@ -156,6 +156,10 @@ class Task:
             for name in ("long_pairs", "shared_vocab", "source_language", "target_language"):
                 if name in cfg.data.changed_settings() and name not in used:
                     yield f"data.{name}={getattr(cfg.data, name)!r} has no effect without translation"
+            filters = cfg.data.filters
+            for name in ("identical_sides", "max_length_ratio"):
+                if name in filters.changed_settings():
+                    yield f"data.filters.{name}={getattr(filters, name)!r} has no effect without translation"
         if not self.generates:
             by = self.named_by(cfg)
             for name in cfg.decode.changed_settings():
