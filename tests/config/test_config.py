@@ -247,9 +247,18 @@ def test_settings_that_another_one_makes_useless_are_named(section, unused):
         ({"ema_decay": 0.9, "weights": "ema"}, []),
         ({"average": 3}, ["train.average=3 has no effect with train.weights='last'"]),
         ({"average": 2, "weights": "average_last"}, []),
+        (
+            {"patience": 2, "eval_every": 5, "steps": 10},
+            ["train.patience=2 has no effect with train.eval_every=5 and train.steps=10"],
+        ),
+        ({"patience": 2, "eval_every": 5, "steps": 11}, []),
+        (
+            {"teacher": "run", "teacher_weight": 1.0, "label_smoothing": 0.1},
+            ["train.label_smoothing=0.1 has no effect with train.teacher_weight=1.0"],
+        ),
     ],
 )
-def test_averages_that_are_not_used_are_named(train, unused):
+def test_settings_of_training_that_are_not_used_are_named(train, unused):
     assert Config(train=TrainConfig(**train), data=DataConfig(source="cldr_translation")).without_effect() == unused
 
 
@@ -288,6 +297,8 @@ def test_only_translation_has_two_vocabularies():
     assert unused == ["data.shared_vocab=False has no effect without translation"]
 
 
+TABLE = {"source": "tsv", "train": "a", "validation": "b"}
+PACKED = {**TABLE, "source": "lines", "batching": "packed"}
 OBJECTIVE = {"data": {"source": "stdlib_text", "batching": "windows", "objective": "masked_tokens"}}
 
 
@@ -316,18 +327,11 @@ OBJECTIVE = {"data": {"source": "stdlib_text", "batching": "windows", "objective
             "data.target_language='fr' has no effect without translation",
         ),
         (
-            {"model": {"family": "classifier"}}
-            | {
-                "data": {"source": "tsv", "train": "a.tsv", "validation": "b.tsv", "filters": {"identical_sides": True}}
-            },
+            {"model": {"family": "classifier"}, "data": {**TABLE, "filters": {"identical_sides": True}}},
             "data.filters.identical_sides=True has no effect without translation",
         ),
         (
-            {
-                "model": {"family": "decoder_lm"},
-                "data": {"source": "lines", "train": "a", "validation": "b", "batching": "packed"}
-                | {"filters": {"max_length_ratio": 3.0}},
-            },
+            {"model": {"family": "decoder_lm"}, "data": {**PACKED, "filters": {"max_length_ratio": 3.0}}},
             "data.filters.max_length_ratio=3.0 has no effect without translation",
         ),
     ],

@@ -229,6 +229,11 @@ class TrainConfig(Section):
             unused.append(f"train.ema_decay={self.ema_decay} has no effect with train.weights={self.weights!r}")
         if "average" in self.changed_settings() and not self.weights.startswith("average"):
             unused.append(f"train.average={self.average} has no effect with train.weights={self.weights!r}")
+        if self.patience and self.patience * self.eval_every >= self.steps:
+            evaluations = f"train.eval_every={self.eval_every} and train.steps={self.steps}"
+            unused.append(f"train.patience={self.patience} has no effect with {evaluations}")
+        if self.label_smoothing and self.teacher and self.teacher_weight == 1:
+            unused.append(f"train.label_smoothing={self.label_smoothing} has no effect with train.teacher_weight=1.0")
         return unused
 
     def check(self) -> None:
