@@ -112,11 +112,13 @@ class Config(Section):
     def without_effect(self) -> list[str]:
         """As `Section.without_effect`; also names settings with an unwanted effect."""
         sentences = [*super().without_effect(), *task_of(self).without_effect(self)]
-        if self.optim.schedule in WITH_AN_END and self.optim.warmup_steps >= self.train.steps:
-            sentences.append(
-                f"optim.schedule={self.optim.schedule!r} has no effect, because optim.warmup_steps="
-                f"{self.optim.warmup_steps} is not below train.steps={self.train.steps}"
-            )
+        optim, steps = self.optim, f"train.steps={self.train.steps}"
+        if optim.schedule in WITH_AN_END and optim.warmup_steps >= self.train.steps:
+            warmup = f"optim.warmup_steps={optim.warmup_steps} is not below {steps}"
+            sentences.append(f"optim.schedule={optim.schedule!r} has no effect, because {warmup}")
+        elif optim.warmup_steps > self.train.steps:
+            peak = "so that the learning rate never reaches its peak"
+            sentences.append(f"optim.warmup_steps={optim.warmup_steps} is more than {steps}, {peak}")
         return sentences
 
     def check(self) -> None:

@@ -34,7 +34,7 @@ def find_task(name: str | None, family: str, objective: str | None) -> "Task":
     for task in tasks:
         if objective in task.objectives:
             return task
-    allowed = tuple(value for task in tasks for value in task.objectives)
+    allowed = tuple(dict.fromkeys(value for task in tasks for value in task.objectives))
     raise ConfigError(f"data.objective={objective!r}: must be one of {allowed} for model.family={family!r}")
 
 
