@@ -56,6 +56,18 @@ def test_it_has_languages_scores_data_and_the_command(tmp_path):
         assert row in text, row
 
 
+def test_scores_are_said_to_be_of_the_weights_before_they_were_rounded(tmp_path):
+    folder = write_run(tmp_path / "run")
+    cfg = config.load(folder / "config.json")
+    cfg = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, vocab_size=900))
+    run = tj.Run(folder, cfg, None, {}, None, None)
+    for quantization, told in ((None, False), ("int8", True)):
+        given = {"auto": "AutoModelForSeq2SeqLM", "kind": "huggingface", "quantization": quantization}
+        model_card.write(tmp_path, "out", run, {}, **given)
+        card = (tmp_path / "README.md").read_text()
+        assert ("| Weights | rounded to int8 after training; scores are of the weights before that |" in card) is told
+
+
 def test_validation_scores_are_of_the_exported_weights(tmp_path):
     """Regression test: an export of averaged weights had the validation scores of the last weights."""
     folder = write_run(tmp_path / "run")

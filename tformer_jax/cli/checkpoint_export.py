@@ -56,8 +56,9 @@ def save_run(options: argparse.Namespace) -> None:
         model_type, reports, notes = WRITERS[options.format](unfinished, options, run, origin)
         auto, name = export_checks.CLASSES[run.config.model.family], place.name
         given = {"kind": options.format, "license_name": options.license, "base": _base(options, origin)}
-        given["adds_tags"] = adds_tags(run.tokenizers.source, model_type)
-        model_card.write(written, name, run, origin, auto=auto, **given)
+        given |= {"quantization": None if options.quantization == "float32" else options.quantization}
+        adds = adds_tags(run.tokenizers.source, model_type)
+        model_card.write(written, name, run, origin, auto=auto, adds_tags=adds, **given)
         written.replace(place)
     except export_checks.Difference as error:
         raise UserError(f"{error}; {folder} was not written (--no-check writes it)") from error

@@ -78,6 +78,7 @@ def write(
     base: str = "",
     license_name: str | None = None,
     adds_tags: bool = False,
+    quantization: str | None = None,
 ) -> None:
     """Writes README.md to a folder.
 
@@ -89,6 +90,7 @@ def write(
         base: name or folder of the checkpoint that an adapter changes.
         license_name: identifier of the licence on the hub; None: it is not known.
         adds_tags: whether the tokenizer of transformers adds language tags to texts.
+        quantization: type to which the weights were rounded.
     """
     (loaded,) = load_all([run.path])
     languages, named = _languages(run), base if kind == "peft" else str(origin.get("checkpoint", ""))
@@ -100,10 +102,13 @@ def write(
         "base_model": "" if Path(named).is_absolute() else named,
     }
     head = [f"{name}: {json.dumps(value)}" for name, value in fields.items() if value]
+    facts = _facts(run, loaded, origin, license_name)
+    if quantization:
+        facts["Weights"] = f"rounded to {quantization} after training; scores are of the weights before that"
     parts = [
         "\n".join(("---", *head, "---")),
         f"# {run.config.name}",
-        _table(("", ""), _facts(run, loaded, origin, license_name).items()),
+        _table(("", ""), facts.items()),
         *(_scores(loaded) if run.step is None else ()),
         f"## Use\n\n```python\n{_program(name, run, auto, kind, base, adds_tags=adds_tags)}```",
         _provenance(run, loaded, origin),
